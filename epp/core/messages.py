@@ -1,0 +1,137 @@
+"""What goes in and out of one ext_proc stream, free of any encoding: events from the gateway,
+replies to it.
+
+`wire.extproc` makes events of bytes and bytes of replies; `core.exchange` is the state machine
+between them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from types import MappingProxyType
+
+import msgspec
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+
+
+class BodyMode(IntEnum):
+    """`envoy.extensions.filters.http.ext_proc.v3.ProcessingMode.BodySendMode`, same numbers."""
+
+    NONE = 0
+    STREAMED = 1
+    BUFFERED = 2
+    BUFFERED_PARTIAL = 3
+    FULL_DUPLEX_STREAMED = 4
+    GRPC = 5
+
+
+class Event(msgspec.Struct, kw_only=True):
+    """One `ProcessingRequest`. The metadata fields may come with any message; `None` means the key
+    is absent from it."""
+
+    subset: tuple[str, ...] | None = None
+    """Addresses the pick must be one of: `envoy.lb.subset_hint` /
+    `x-gateway-destination-endpoint-subset`, whatever its shape (list of strings, one comma-joined
+    string, list of joined ones), trimmed, empties dropped. `()` = present and empty or unusable:
+    nothing is eligible."""
+    served: str | None = None
+    """Who served it: `envoy.lb` / `x-gateway-destination-endpoint-served`."""
+    modes: tuple[BodyMode, BodyMode] | None = None
+    """Request and response body mode (`protocol_config`); comes with the first message only, `None`
+    = not announced."""
+
+
+class RequestHeaders(Event):
+    headers: Mapping[str, str]
+    """Lower-case names, latin-1 values (`raw_value` preferred when not empty); pseudo headers
+    included; last of a repeat."""
+    end_of_stream: bool = False
+
+
+class RequestBody(Event):
+    body: bytes
+    end_of_stream: bool = False
+
+
+class RequestTrailers(Event):
+    pass
+
+
+class ResponseHeaders(Event):
+    headers: Mapping[str, str]
+    end_of_stream: bool = False
+
+
+class ResponseBody(Event):
+    body: bytes
+    end_of_stream: bool = False
+
+
+class ResponseTrailers(Event):
+    pass
+
+
+class Unsupported(Event):
+    """A `ProcessingRequest` whose oneof we do not know (or that has none)."""
+
+
+class Mutation(msgspec.Struct, frozen=True):
+    """Header changes that ride on a headers reply (or, where bodies are buffered, on the body
+    reply)."""
+
+    set_headers: tuple[tuple[str, str], ...] = ()
+    """Overwritten or added, as `raw_value`, `OVERWRITE_IF_EXISTS_OR_ADD`."""
+    remove_headers: tuple[str, ...] = ()
+    destination: str | None = None
+    """Set as header `x-gateway-destination-endpoint` **and** as dynamic metadata `envoy.lb`, the
+    identical string."""
+    scores: Mapping[str, float] | None = None
+    """Dynamic metadata `envoy.lb` / `x-gateway-destination-endpoint-scores`: address -> score."""
+    clear_route_cache: bool = False
+
+
+NO_MUTATION = Mutation()
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """One `ProcessingResponse`."""
+
+
+class HeadersReply(Reply, frozen=True):
+    """Answers `request_headers` (`request=True`) or `response_headers`."""
+
+    request: bool
+    mutation: Mutation = NO_MUTATION
+
+
+class StreamedBodyReply(Reply, frozen=True):
+    """A piece of body sent on in full duplex: `body_mutation.streamed_response`."""
+
+    request: bool
+    body: bytes
+    end_of_stream: bool
+
+
+class BodyReply(Reply, frozen=True):
+    """Answers one body message in the other modes: go on, body unchanged."""
+
+    request: bool
+    mutation: Mutation = NO_MUTATION
+
+
+class TrailersReply(Reply, frozen=True):
+    """Answers trailers, unchanged."""
+
+    request: bool
+
+
+class ImmediateReply(Reply, frozen=True):
+    """Ends the request here: `immediate_response`."""
+
+    status: int
+    """HTTP status, 200..599."""
+    body: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+    details: str = ""
+    """Envoy's response code details: short, no spaces, no prompt text."""

@@ -1,0 +1,303 @@
+"""The nouns: an endpoint and its load, a request, a pick.
+
+`Endpoint` objects are owned by `core.pool` and change only on the event loop, through `Pool.apply`
+and `Inflight`; a decision is one synchronous call, so what it reads cannot change under it.
+Everything else here is a value."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, Flag, StrEnum, auto
+from random import Random
+from types import MappingProxyType
+from typing import ClassVar, Protocol
+
+import msgspec
+
+DEFAULT_FAIRNESS_ID = "default-flow"
+NO_LABELS: Mapping[str, str] = MappingProxyType({})
+NO_MATCHES: Mapping[int, int] = MappingProxyType({})
+NO_ATTRIBUTES: Mapping[str, float] = MappingProxyType({})
+
+
+class Lora(msgspec.Struct, frozen=True):
+    """LoRA adapters of one endpoint, as its newest `lora_requests_info` series says."""
+
+    running: frozenset[str] = frozenset()
+    waiting: frozenset[str] = frozenset()
+    max_adapters: int | None = None
+    """Adapters that fit at once; `None` when not reported."""
+
+
+class Load(msgspec.Struct, frozen=True):
+    """What one scrape of an endpoint's `/metrics` said. A field that is `None` was not reported; it
+    is never read as 0."""
+
+    at_s: float | None = None
+    """Monotonic time of the scrape; `None` only in `UNKNOWN`."""
+    waiting: int | None = None
+    """Requests queued in the engine, summed over its data-parallel ranks."""
+    running: int | None = None
+    """Requests in the engine's running batch, summed over its ranks."""
+    kv_usage_ratio: float | None = None
+    """Part of the KV cache held by running requests, 0..1, the fullest rank."""
+    kv_block_tokens: int | None = None
+    """Tokens per KV block, >= 1."""
+    kv_blocks: int | None = None
+    """KV blocks of the whole engine, >= 1, summed over its ranks."""
+    lora: Lora | None = None
+    """`None` when the engine reports no LoRA family."""
+    attributes: Mapping[str, float] = NO_ATTRIBUTES
+    """Custom metrics by attribute key (`engineConfigs[].customMetrics`)."""
+
+
+UNKNOWN = Load()
+"""The load of an endpoint that never reported or whose last report is stale."""
+
+
+class EndpointSpec(msgspec.Struct, frozen=True):
+    """An endpoint as discovery found it: enough to route to it and to scrape it.
+
+    Two specs with equal `address` and different `uid` are different endpoints (a pod was replaced
+    and got the old address): what was learned of the first is forgotten."""
+
+    host: str
+    """IPv4, bare IPv6 (no brackets) or host name."""
+    port: int
+    """1..65535."""
+    name: str = ""
+    """What people call it; the address when empty."""
+    namespace: str = ""
+    labels: Mapping[str, str] = NO_LABELS
+    uid: str = ""
+
+    @property
+    def address(self) -> str:
+        """`host:port` as gateways want it; IPv6 in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Endpoint:
+    """One ip:port that serves, with what we know of it now. Identity is the object; equality is
+    identity.
+
+    `slot` numbers the endpoint among those alive, from 0, so that a set of endpoints is an int
+    bitmask; a slot is used again only after everything learned under it was forgotten."""
+
+    __slots__ = (
+        "address",
+        "cold_pick_number",
+        "ejected_until_s",
+        "failures",
+        "inflight_requests",
+        "inflight_tokens",
+        "labels",
+        "last_load",
+        "last_pick_number",
+        "load",
+        "name",
+        "namespace",
+        "on_probation",
+        "scrape_failures",
+        "slot",
+        "spec",
+        "waiting_requests",
+    )
+
+    def __init__(self, spec: EndpointSpec, slot: int = 0) -> None:
+        self.spec = spec
+        self.slot = slot
+        self.address = spec.address
+        self.name = spec.name or spec.address
+        self.namespace = spec.namespace
+        self.labels = spec.labels
+        self.load: Load = UNKNOWN
+        """The newest report, or `UNKNOWN` when there is none or it is stale. What scorers read."""
+        self.last_load: Load = UNKNOWN
+        """The newest report, however old. For people and for capacities, not for scoring."""
+        self.inflight_requests = 0
+        """Requests we sent here and have not seen end."""
+        self.waiting_requests = 0
+        """Of these, the ones without a first response byte."""
+        self.inflight_tokens = 0
+        """Uncached prompt tokens of the requests without a first response byte (plus estimated
+        output, if configured)."""
+        self.last_pick_number = 0
+        """Number of the last pick that chose this endpoint, counting from 1 over the pool's life; 0
+        = never."""
+        self.cold_pick_number = 0
+        """The same, counting only requests that matched no prefix anywhere. For
+        `no-hit-lru-scorer`."""
+        self.failures = 0
+        """Requests that failed here in a row."""
+        self.scrape_failures = 0
+        """Scrapes that failed here in a row."""
+        self.ejected_until_s = 0.0
+        """Not eligible before this monotonic time; 0 = eligible."""
+        self.on_probation = False
+        """Its ejection has run out and no request has succeeded since: one request at a time."""
+
+    def __repr__(self) -> str:
+        return f"<Endpoint {self.address} slot={self.slot} inflight={self.inflight_requests}>"
+
+
+class Api(StrEnum):
+    """Which API a request speaks, decided by its path; the metric label and the parser's choice."""
+
+    CHAT = "chat"
+    COMPLETIONS = "completions"
+    RESPONSES = "responses"
+    CONVERSATIONS = "conversations"
+    EMBEDDINGS = "embeddings"
+    MESSAGES = "messages"
+    GENERATE = "generate"
+    IMAGES = "images"
+    OTHER = "other"
+    """Nothing we read the body of: routed by load alone."""
+
+
+class PrefixMatch(msgspec.Struct, frozen=True):
+    """How much of a request's prompt each endpoint is thought to hold, in prefix blocks.
+
+    Only contiguous leading blocks count. Several prompts in one request add up.
+    """
+
+    blocks: int = 0
+    """Full prefix blocks of the request; 0 when the prompt is shorter than one block or was not
+    read."""
+    block_tokens: int = 64
+    by_slot: Mapping[int, int] = NO_MATCHES
+    """Endpoint slot -> matched blocks, 1..blocks. An absent slot matched none."""
+
+
+NO_MATCH = PrefixMatch()
+
+
+class Request(msgspec.Struct, eq=False, kw_only=True):
+    """What we read of one client request, and what we looked up for it. Made by `core.parse`,
+    completed by `core.decide`."""
+
+    id: str = ""
+    """The client's `x-request-id`, for people; never a key (two live requests may share one)."""
+    model: str = ""
+    """Model name as the client wrote it; empty when the body was not read."""
+    api: Api = Api.OTHER
+    headers: Mapping[str, str] = NO_LABELS
+    """Request headers, lower-case names, latin-1 values; of a repeated header the last."""
+    prompts: tuple[bytes, ...] = ()
+    """Prompt views for hashing, one per prompt; equal leading bytes mean an equal leading prompt
+    for the engine."""
+    prompt_tokens: int = 0
+    """Estimated prompt tokens, all prompts together (exact where the client sent token ids)."""
+    max_output_tokens: int | None = None
+    """The client's own limit; `None` when it set none."""
+    stream: bool = False
+    cache_salt: str = ""
+    body_bytes: int = 0
+    priority: int = 0
+    fairness_id: str = DEFAULT_FAIRNESS_ID
+    chains: tuple[Sequence[int], ...] = ()
+    """Names of the full prefix blocks, one chain per prompt, prompt order."""
+    match: PrefixMatch = NO_MATCH
+
+
+class Reads(Flag):
+    """What a plugin's result depends on besides the list of endpoints; what does not read the
+    request is computed once per change of the pool and cached."""
+
+    LABELS = 0
+    """Only what never changes while an endpoint lives."""
+    LOAD = auto()
+    """`Endpoint.load`."""
+    INFLIGHT = auto()
+    """In-flight counters and pick numbers, which change with every pick."""
+    REQUEST = auto()
+    """The request."""
+
+
+class Plugin(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
+    """A filter, scorer or picker: its fields are its YAML parameters (camelCase there). No
+    behaviour lives here."""
+
+    reads: ClassVar[Reads] = Reads.REQUEST
+
+
+class Filter(Protocol):
+    """Keeps the endpoints that may serve the request, in the given order. An empty result is a
+    decision, not an error."""
+
+    @property
+    def reads(self) -> Reads: ...
+
+    def __call__(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]: ...
+
+
+class Scorer(Protocol):
+    """Scores every endpoint: shape (len(endpoints),), same order, each 0 (worst) to 1 (best)."""
+
+    @property
+    def reads(self) -> Reads: ...
+
+    def __call__(self, request: Request, endpoints: Sequence[Endpoint]) -> list[float]: ...
+
+
+class Picker(Protocol):
+    """Chooses from weighted totals: indices into `endpoints`, best first, at least one, at most
+    `max_num_of_endpoints`."""
+
+    def __call__(
+        self, endpoints: Sequence[Endpoint], totals: Sequence[float], rng: Random
+    ) -> list[int]: ...
+
+
+class ScoreTerm(msgspec.Struct, frozen=True):
+    """One scorer's part in a pick; `scores` follows `Pick.candidates`."""
+
+    name: str
+    weight: float
+    scores: Sequence[float]
+
+
+class Pick(msgspec.Struct, frozen=True):
+    """A decision and its reasons."""
+
+    endpoint: Endpoint
+    fallbacks: tuple[Endpoint, ...] = ()
+    """Where the gateway may retry, best first; empty unless `maxNumOfEndpoints` asks for them."""
+    candidates: Sequence[Endpoint] = ()
+    totals: Sequence[float] = ()
+    terms: tuple[ScoreTerm, ...] = ()
+    profile: str = "default"
+
+    @property
+    def destination(self) -> str:
+        """Value of `x-gateway-destination-endpoint`: addresses joined by commas, no spaces."""
+        if not self.fallbacks:
+            return self.endpoint.address
+        return ",".join([self.endpoint.address, *(e.address for e in self.fallbacks)])
+
+
+class Usage(msgspec.Struct):
+    """Token counts an engine reported in its answer; `None` = not reported. Fields are merged as
+    they come, never summed."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    cached_tokens: int | None = None
+
+
+class Cause(Enum):
+    """How an exchange ended."""
+
+    NATURAL = "natural"
+    """The response ended, or the gateway ended the stream after its last message."""
+    CLIENT_DISCONNECT = "client-disconnect"
+    """The stream ended before the response did."""
+    DROPPED = "dropped"
+    """We refused the request."""
+    ERROR = "error"
+    """A bug of ours or a message the protocol does not allow."""
+
+
+Clock = Callable[[], float]
+"""Monotonic seconds."""
