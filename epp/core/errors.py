@@ -21,7 +21,8 @@ class ConfigError(EppError):
     the whole file."""
 
     def __init__(self, message: str, *, path: str = "$") -> None:
-        super().__init__(f"{message} - at `{path}`")
+        # A flag's message begins with the flag; a key's needs the place.
+        super().__init__(message if path.startswith("--") else f"{message} - at `{path}`")
         self.path = path
 
 

@@ -92,6 +92,7 @@ class Endpoint:
         "inflight_requests",
         "inflight_tokens",
         "labels",
+        "last_answer_s",
         "last_load",
         "last_pick_number",
         "load",
@@ -101,6 +102,7 @@ class Endpoint:
         "scrape_failures",
         "slot",
         "spec",
+        "unreachable",
         "waiting_requests",
     )
 
@@ -132,6 +134,10 @@ class Endpoint:
         """Requests that failed here in a row."""
         self.scrape_failures = 0
         """Scrapes that failed here in a row."""
+        self.unreachable = False
+        """The last scrape failed because no connection could be made."""
+        self.last_answer_s = float("-inf")
+        """Monotonic time of the last request that succeeded here."""
         self.ejected_until_s = 0.0
         """Not eligible before this monotonic time; 0 = eligible."""
         self.on_probation = False

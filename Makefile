@@ -1,0 +1,53 @@
+# `make help` lists what there is to do. Everything runs in .venv, which is made on first use.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types contracts pytest protos docs clean \
+	bench-serve bench-pick bench-prefix bench-codec
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
+
+$(VENV)/.installed: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing into $(VENV) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.installed  ## engines, EPP and a real Envoy, a workload, and what came of it (ARGS=--once to stop then)
+	@$(BIN)/python -m bench.demo $(ARGS)
+
+test: lint types contracts pytest  ## everything, with a real Envoy
+
+lint: $(VENV)/.installed  ## ruff: style and format
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: $(VENV)/.installed  ## mypy, strict
+	@$(BIN)/mypy
+
+contracts: $(VENV)/.installed  ## who may import whom
+	@$(BIN)/lint-imports
+
+pytest: $(VENV)/.installed  ## all tests (ARGS='-k name' for some)
+	@$(BIN)/pytest $(ARGS)
+
+protos: $(VENV)/.installed  ## generate epp/wire/pb from protos/
+	@$(BIN)/python protos/generate.py
+
+docs: $(VENV)/.installed  ## write the generated pages of docs/
+	@$(BIN)/python -m epp.document
+
+bench-serve: $(VENV)/.installed  ## CPU and added latency per request behind a real Envoy
+	@$(BIN)/python -m bench.serve $(ARGS)
+
+bench-pick: $(VENV)/.installed  ## cost of one decision: parse, match, score, pick, learn
+	@$(BIN)/python -m bench.pick $(ARGS)
+
+bench-prefix: $(VENV)/.installed  ## memory and time of the prefix index
+	@$(BIN)/python -m bench.prefix_index $(ARGS)
+
+clean:  ## remove what was made here
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

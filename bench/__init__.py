@@ -1,0 +1,1 @@
+"""Measurements and the simulated engine: nothing here is part of the product."""

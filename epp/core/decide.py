@@ -1,0 +1,180 @@
+"""One decision in one synchronous call: snapshot, prefix match, pick, charge.
+
+Nothing awaits between reading the pool and charging the endpoint, so two requests never both see
+the same idle endpoint. What the index learns from a decision is learned after the answer was handed
+to the transport, still in the same call of the event loop: the next request of a burst already sees
+it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+
+from epp.core.addresses import keep_subset
+from epp.core.errors import DropReason, RequestDropped
+from epp.core.inflight import Charge, Inflight
+from epp.core.model import NO_MATCH, Endpoint, Pick, PrefixMatch, Request
+from epp.core.pool import Pool
+from epp.core.prefix import PrefixIndex, name_blocks, root_of
+from epp.core.schedule import Profile, Scheduler
+
+BLOCK_TOKENS_MIN = 64
+"""Floor of the prefix block: smaller blocks cost memory and time and gain no routing."""
+
+
+class PrefixParams(msgspec.Struct, frozen=True):
+    """How prompts are cut and how much is remembered (`approx-prefix-cache-producer`)."""
+
+    auto_tune: bool = True
+    """Follow the block size and KV capacity the engines report."""
+    block_tokens: int = BLOCK_TOKENS_MIN
+    """Tokens per prefix block where no engine reports one; raised to `BLOCK_TOKENS_MIN`."""
+    tokens_max: int = 131_072
+    """Prompt tokens looked at, per prompt."""
+    endpoint_blocks_max: int = 31_250
+    """Blocks remembered of an endpoint that does not report its KV capacity."""
+    blocks_max_total: int = 2_000_000
+    """Blocks remembered over all endpoints."""
+
+
+class Decision(msgspec.Struct, eq=False):
+    """A pick, what it was made from and what it is charged."""
+
+    request: Request
+    pick: Pick
+    charge: Charge
+    matched_tokens: int
+    """Tokens of the prompt the picked endpoint is thought to hold."""
+
+
+class PrefixKeeper:
+    """Owns the prefix index and keeps it in step with the pool (it is a `PoolListener`)."""
+
+    def __init__(self, params: PrefixParams) -> None:
+        self.params = params
+        self.index = PrefixIndex(params.blocks_max_total)
+        self.block_tokens = max(BLOCK_TOKENS_MIN, params.block_tokens)
+        self._reported: dict[Endpoint, int] = {}
+
+    def match(self, request: Request) -> PrefixMatch:
+        """Name the request's blocks (kept in `request.chains`) and look up who holds them."""
+        if not request.prompts:
+            return NO_MATCH
+        block_tokens = self.block_tokens
+        root = root_of(request.model, request.cache_salt)
+        blocks_max = max(1, self.params.tokens_max // block_tokens)
+        chains = tuple(
+            [
+                name_blocks(prompt, block_tokens=block_tokens, root=root, blocks_max=blocks_max)
+                for prompt in request.prompts
+            ]
+        )
+        request.chains = chains
+        blocks = sum(map(len, chains))
+        if not blocks:
+            return NO_MATCH
+        return PrefixMatch(
+            blocks=blocks, block_tokens=block_tokens, by_slot=self.index.match(chains)
+        )
+
+    def learn(self, endpoint: Endpoint, request: Request) -> None:
+        """Remember that `endpoint` was sent this prompt."""
+        if request.chains:
+            self.index.learn(endpoint.slot, request.chains)
+
+    # PoolListener
+
+    def joined(self, endpoint: Endpoint) -> None:
+        self.index.resize(endpoint.slot, self.params.endpoint_blocks_max)
+
+    def left(self, endpoint: Endpoint) -> None:
+        self.index.forget(endpoint.slot)
+        self._reported.pop(endpoint, None)
+
+    def restarted(self, endpoint: Endpoint) -> None:
+        self.index.forget(endpoint.slot)
+        self._resize(endpoint)
+
+    def scraped(self, endpoint: Endpoint) -> None:
+        if not self.params.auto_tune:
+            return
+        block_tokens = endpoint.load.kv_block_tokens
+        if block_tokens and self._reported.get(endpoint) != block_tokens:
+            # One block size for the whole pool: the largest, so that a match never promises more
+            # than an engine with large blocks can have kept.
+            self._reported[endpoint] = block_tokens
+            self.block_tokens = max(BLOCK_TOKENS_MIN, *self._reported.values())
+        self._resize(endpoint)
+
+    def _resize(self, endpoint: Endpoint) -> None:
+        load = endpoint.last_load
+        blocks = self.params.endpoint_blocks_max
+        if self.params.auto_tune and load.kv_blocks and load.kv_block_tokens:
+            blocks = max(1, load.kv_blocks * load.kv_block_tokens // self.block_tokens)
+        self.index.resize(endpoint.slot, blocks)
+
+
+class Decider:
+    """Makes decisions for one pool with one profile."""
+
+    def __init__(
+        self,
+        *,
+        pool: Pool,
+        profile: Profile,
+        inflight: Inflight,
+        prefix: PrefixKeeper | None,
+        rng: Random,
+    ) -> None:
+        """`prefix=None`: no scorer asks for prefix matches, so prompts are not hashed."""
+        self.pool = pool
+        self.inflight = inflight
+        self.prefix = prefix
+        self._scheduler = Scheduler(profile, rng)
+        if prefix is not None:
+            pool.listen(prefix)
+
+    @property
+    def profile(self) -> Profile:
+        return self._scheduler.profile
+
+    def decide(self, request: Request, *, subset: tuple[str, ...] | None, now_s: float) -> Decision:
+        """Pick an endpoint and charge it.
+
+        Args:
+            subset: addresses the gateway allows; `None` = the whole pool, `()` = none.
+        Raises: RequestDropped when no endpoint can serve the request.
+        """
+        snapshot = self.pool.snapshot(now_s)
+        eligible = None
+        if subset is not None:
+            eligible = keep_subset(subset, snapshot.endpoints)
+            if not eligible:
+                # What is ejected may still be all that the gateway allows.
+                eligible = keep_subset(subset, self.pool.endpoints)
+            if not eligible:
+                raise RequestDropped(
+                    DropReason.NO_ENDPOINTS,
+                    "no endpoint of the pool is in the subset the gateway allows",
+                )
+        prefix = self.prefix
+        if prefix is not None:
+            request.match = prefix.match(request)
+        pick = self._scheduler.pick(request, snapshot, eligible)
+        match = request.match
+        matched_blocks = match.by_slot.get(pick.endpoint.slot, 0)
+        matched_tokens = min(request.prompt_tokens, matched_blocks * match.block_tokens)
+        tokens = self.inflight.tokens_of(
+            prompt_tokens=request.prompt_tokens,
+            matched_tokens=matched_tokens,
+            max_output_tokens=request.max_output_tokens,
+        )
+        charge = self.inflight.charge(pick.endpoint, tokens=tokens, cold=not match.by_slot)
+        return Decision(request, pick, charge, matched_tokens)
+
+    def learn(self, decision: Decision) -> None:
+        """Remember what the picked endpoint will hold once it has served the request."""
+        endpoint = decision.pick.endpoint
+        if self.prefix is not None and self.pool.by_address.get(endpoint.address) is endpoint:
+            self.prefix.learn(endpoint, decision.request)

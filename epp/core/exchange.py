@@ -1,0 +1,478 @@
+"""One ext_proc stream, which is one HTTP request and its response, as a table of phases.
+
+    HEADERS ──headers──▶ BODY ──body complete──▶ DECIDED ──response headers──▶ RESPONSE ──end──▶
+    DONE
+
+`receive` takes one event and returns the replies to send now; `close` may come in any phase. Which
+reply is due when is decided by the body modes the gateway announces with its first message:
+
+- request body FULL_DUPLEX_STREAMED: the headers' reply waits for the whole body (or its trailers),
+  then come the headers' reply with the pick and the body again, byte for byte, in pieces.
+- request body BUFFERED: the headers are answered at once (else the body never comes) and the pick
+  rides on the body's reply.
+- no request body, or one we cannot wait for (NONE, STREAMED, an HTTP upgrade): the pick is made on
+  the headers alone.
+- response bodies: sent on in full duplex, acknowledged otherwise; we only read along.
+
+A request that is refused gets one immediate response. The charge taken by the decision is given
+back when the response ends or the stream does, whichever comes first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
+from types import MappingProxyType
+from typing import Any, Protocol
+
+import msgspec
+
+from epp.core.decide import Decider, Decision
+from epp.core.errors import DropReason, RequestDropped
+from epp.core.headers import NOT_FOR_UPSTREAM, SERVED_VERIFIER
+from epp.core.messages import (
+    NO_MUTATION,
+    BodyMode,
+    BodyReply,
+    Event,
+    HeadersReply,
+    ImmediateReply,
+    Mutation,
+    Reply,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    StreamedBodyReply,
+    TrailersReply,
+)
+from epp.core.model import Cause, Endpoint, Request
+from epp.core.parse import ParseLimits, parse_request
+from epp.core.pool import Answered
+from epp.core.refusal import refuse
+from epp.core.usage import UsageReader
+
+DUPLEX = frozenset({BodyMode.FULL_DUPLEX_STREAMED, BodyMode.GRPC})
+BUFFERED = frozenset({BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
+
+
+class Phase(Enum):
+    """Where a stream stands; it only moves down this list."""
+
+    HEADERS = auto()
+    BODY = auto()
+    DECIDED = auto()
+    RESPONSE = auto()
+    DONE = auto()
+
+
+class ExchangeParams(msgspec.Struct, frozen=True):
+    """What all exchanges have in common."""
+
+    body_bytes_max: int = 64 << 20
+    """Largest request body; a longer one is refused with 413."""
+    chunk_bytes_max: int = 62_000
+    """Largest piece of body in one reply; some data planes refuse more than 64 KiB."""
+    emit_scores: bool = False
+    """Add every candidate's total as metadata `x-gateway-destination-endpoint-scores`."""
+    verify_served: bool = False
+    """Report the served endpoint in a response header (`destination-endpoint-served-verifier`)."""
+    parse_limits: ParseLimits = ParseLimits()
+
+
+class Watcher(Protocol):
+    """Told of an exchange's turning points, after the answer was handed to the transport."""
+
+    def decided(self, exchange: Exchange) -> None:
+        """`exchange.decision` was made."""
+
+    def finished(self, exchange: Exchange) -> None:
+        """The exchange is over: `exchange.cause` says how. Once per exchange."""
+
+
+class Exchange:
+    """State of one stream. Attributes are readable by watchers; only this class writes them."""
+
+    __slots__ = (
+        "_body",
+        "_decider",
+        "_params",
+        "_reported",
+        "_request_headers",
+        "_request_mode",
+        "_response_mode",
+        "_unlearned",
+        "_usage_reader",
+        "_watcher",
+        "body_bytes",
+        "cause",
+        "decided_s",
+        "decision",
+        "drop",
+        "finished_s",
+        "first_byte_s",
+        "ignored_messages",
+        "last_byte_s",
+        "phase",
+        "request",
+        "response_bytes",
+        "response_streaming",
+        "served",
+        "started_s",
+        "status",
+        "subset",
+    )
+
+    def __init__(
+        self, *, decider: Decider, params: ExchangeParams, watcher: Watcher, now_s: float
+    ) -> None:
+        self._decider = decider
+        self._params = params
+        self._watcher = watcher
+        self._body: list[bytes] = []
+        self._unlearned: Decision | None = None
+        self._reported = False
+        self._request_headers: Mapping[str, str] = {}
+        self._request_mode = BodyMode.FULL_DUPLEX_STREAMED
+        self._response_mode = BodyMode.FULL_DUPLEX_STREAMED
+        self._usage_reader: UsageReader | None = None
+        self.phase = Phase.HEADERS
+        self.request: Request | None = None
+        """What was read of the request; `None` until its body is complete."""
+        self.decision: Decision | None = None
+        self.drop: RequestDropped | None = None
+        self.cause: Cause | None = None
+        """`None` while the exchange lives."""
+        self.subset: tuple[str, ...] | None = None
+        self.served: str | None = None
+        """Address the gateway says it used; `None` when it does not say."""
+        self.status: int | None = None
+        """HTTP status of the answer; `None` when none was seen or it is not a number."""
+        self.started_s = now_s
+        self.decided_s: float | None = None
+        self.first_byte_s: float | None = None
+        """When the first byte of the response body came by."""
+        self.last_byte_s: float | None = None
+        self.finished_s: float | None = None
+        self.body_bytes = 0
+        self.response_bytes = 0
+        self.response_streaming = False
+        self.ignored_messages = 0
+        """Request messages after the request had ended (a second end of stream)."""
+
+    @property
+    def usage(self) -> UsageReader | None:
+        """What the answer said of its tokens; `None` when it was not read."""
+        return self._usage_reader
+
+    def receive(self, event: Event, now_s: float) -> Sequence[Reply]:
+        """Take one message in; returns what to answer now, in order."""
+        self._note_metadata(event)
+        handler = TABLE[self.phase].get(type(event), _ignore)
+        try:
+            return handler(self, event, now_s)
+        except RequestDropped as dropped:
+            return self._refuse(dropped, now_s)
+
+    def settle(self) -> None:
+        """Do what may wait until the replies are written: learn, and tell the watcher."""
+        if self._unlearned is not None:
+            decision, self._unlearned = self._unlearned, None
+            self._decider.learn(decision)
+            self._watcher.decided(self)
+        if self.cause is not None and not self._reported:
+            self._reported = True
+            self._watcher.finished(self)
+
+    def close(self, now_s: float) -> None:
+        """The stream is over. Gives everything back; a second call changes nothing."""
+        if self.cause is None:
+            unseen = self._response_mode is BodyMode.NONE and self.phase is Phase.RESPONSE
+            self._finish(Cause.NATURAL if unseen else Cause.CLIENT_DISCONNECT, now_s)
+        self.settle()
+
+    def fail(self, now_s: float) -> ImmediateReply:
+        """A bug of ours broke this exchange: give everything back, tell the client so."""
+        self.drop = RequestDropped(DropReason.INTERNAL)
+        self._finish(Cause.ERROR, now_s)
+        return refuse(self.drop)
+
+    # -- request ---------------------------------------------------------------------------
+
+    def _on_request_headers(self, event: RequestHeaders, now_s: float) -> Sequence[Reply]:
+        self._request_headers = event.headers
+        if event.modes is not None:
+            self._request_mode, self._response_mode = event.modes
+        mode = self._request_mode
+        if event.end_of_stream or self._cannot_wait(mode, event.headers):
+            mutation = self._decide(parse_request(event.headers, None, limits=self._limits), now_s)
+            return (HeadersReply(True, mutation),)
+        self.phase = Phase.BODY
+        if mode in BUFFERED:
+            return (HeadersReply(True),)
+        return ()
+
+    @property
+    def _limits(self) -> ParseLimits:
+        return self._params.parse_limits
+
+    def _cannot_wait(self, mode: BodyMode, headers: Mapping[str, str]) -> bool:
+        if mode in {BodyMode.NONE, BodyMode.STREAMED}:
+            return True
+        # A client that asks to upgrade sends no body before it is answered.
+        return headers.get(":method") == "CONNECT" or (
+            "upgrade" in headers and "upgrade" in headers.get("connection", "upgrade").lower()
+        )
+
+    def _on_headerless_body(self, _event: RequestBody, _now_s: float) -> Sequence[Reply]:
+        raise RequestDropped(
+            DropReason.INTERNAL,
+            "the gateway sends no request headers to the picker: set request_header_mode to SEND",
+        )
+
+    def _on_request_body(self, event: RequestBody, now_s: float) -> Sequence[Reply]:
+        self.body_bytes += len(event.body)
+        if self.body_bytes > self._params.body_bytes_max:
+            raise RequestDropped(
+                DropReason.BODY_TOO_LARGE,
+                f"more than {self._params.body_bytes_max} bytes",
+            )
+        if event.body:
+            self._body.append(event.body)
+        if self._request_mode in BUFFERED:
+            return (BodyReply(True, self._decide_on_body(self._take_body(), now_s)),)
+        if event.end_of_stream:
+            return self._send_on(now_s, end_of_stream=True)
+        return ()
+
+    def _on_request_trailers(self, _event: RequestTrailers, now_s: float) -> Sequence[Reply]:
+        # Trailers end the body: the last body message had no end of stream.
+        if self._request_mode in BUFFERED:
+            # No body came. The headers are gone, metadata still reaches the load balancer.
+            self._decide_on_body(b"", now_s)
+            return (TrailersReply(True),)
+        return (*self._send_on(now_s, end_of_stream=False), TrailersReply(True))
+
+    def _send_on(self, now_s: float, *, end_of_stream: bool) -> list[Reply]:
+        body = self._take_body()
+        mutation = self._decide_on_body(body, now_s)
+        replies: list[Reply] = [HeadersReply(True, mutation)]
+        if body or end_of_stream:
+            replies += self._pieces(True, body, end_of_stream)
+        return replies
+
+    def _take_body(self) -> bytes:
+        chunks, self._body = self._body, []
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    def _pieces(self, request: bool, body: bytes, end_of_stream: bool) -> Sequence[Reply]:
+        size = self._params.chunk_bytes_max
+        if len(body) <= size:
+            return (StreamedBodyReply(request, body, end_of_stream),)
+        return [
+            StreamedBodyReply(request, body[i : i + size], end_of_stream and i + size >= len(body))
+            for i in range(0, len(body), size)
+        ]
+
+    # -- decision --------------------------------------------------------------------------
+
+    def _decide_on_body(self, body: bytes, now_s: float) -> Mutation:
+        partial = self._request_mode is BodyMode.BUFFERED_PARTIAL
+        try:
+            request = parse_request(self._request_headers, body, limits=self._limits)
+        except RequestDropped:
+            if not partial:
+                raise
+            # The gateway may have cut the body off: what cannot be read is routed by load.
+            request = parse_request(self._request_headers, None, limits=self._limits)
+        return self._decide(request, now_s)
+
+    def _decide(self, request: Request, now_s: float) -> Mutation:
+        self.request = request
+        decision = self._decider.decide(request, subset=self.subset, now_s=now_s)
+        self.decision = decision
+        self.decided_s = now_s
+        self.phase = Phase.DECIDED
+        self._unlearned = decision
+        pick = decision.pick
+        scores = None
+        if self._params.emit_scores:
+            scores = {e.address: t for e, t in zip(pick.candidates, pick.totals, strict=True)}
+        return Mutation(
+            destination=pick.destination,
+            remove_headers=tuple(
+                [name for name in self._request_headers if name in NOT_FOR_UPSTREAM]
+            ),
+            scores=scores,
+            clear_route_cache=True,
+        )
+
+    def _refuse(self, dropped: RequestDropped, now_s: float) -> Sequence[Reply]:
+        self.drop = dropped
+        self._finish(Cause.DROPPED, now_s)
+        return (refuse(dropped),)
+
+    # -- after the decision ----------------------------------------------------------------
+
+    def _on_late_request_body(self, event: RequestBody, now_s: float) -> Sequence[Reply]:
+        mode = self._request_mode
+        if mode is BodyMode.STREAMED:
+            return (BodyReply(True),)
+        if mode in DUPLEX and self._streams_unread():
+            return self._pieces(True, event.body, event.end_of_stream)
+        return self._ignore(event, now_s)
+
+    def _on_late_request_trailers(self, event: RequestTrailers, now_s: float) -> Sequence[Reply]:
+        if self._request_mode in DUPLEX and not self._streams_unread():
+            return self._ignore(event, now_s)
+        return (TrailersReply(True),)
+
+    def _streams_unread(self) -> bool:
+        """The pick was made on the headers of a request whose body is only starting (an
+        upgrade)."""
+        return self.body_bytes == 0 and self._cannot_wait(self._request_mode, self._request_headers)
+
+    def _ignore(self, _event: Event, _now_s: float) -> Sequence[Reply]:
+        self.ignored_messages += 1
+        return ()
+
+    # -- response --------------------------------------------------------------------------
+
+    def _on_response_headers(self, event: ResponseHeaders, now_s: float) -> Sequence[Reply]:
+        if self.phase is Phase.HEADERS and event.modes is not None:
+            # An earlier filter answered: no request passes here, only its response.
+            self._request_mode, self._response_mode = event.modes
+        self.phase = Phase.RESPONSE
+        self.status = _status(event.headers.get(":status"))
+        content_type = event.headers.get("content-type", "")
+        self.response_streaming = content_type.startswith("text/event-stream")
+        if self.decision is not None:
+            self._note_answer(self.decision, now_s)
+            self._start_reading(self.decision, event.headers)
+        if self._response_mode is BodyMode.NONE and not self.response_streaming:
+            self._note_first_byte(now_s)
+        if event.end_of_stream:
+            self._finish(Cause.NATURAL, now_s)
+        return (HeadersReply(False, self._response_mutation()),)
+
+    def _note_answer(self, decision: Decision, now_s: float) -> None:
+        """Credit the answer to who gave it, which a retry of the gateway may have changed."""
+        picked = decision.pick.endpoint
+        served = self._served_endpoint(picked)
+        pool = self._decider.pool
+        if served is not picked:
+            pool.apply(Answered(picked, ok=False), now_s)
+            self._decider.inflight.move(decision.charge, served)
+        if self.status is not None:
+            pool.apply(Answered(served, ok=self.status < 500), now_s)
+
+    def _served_endpoint(self, picked: Endpoint) -> Endpoint:
+        if self.served is None or self.served == picked.address:
+            return picked
+        return self._decider.pool.by_address.get(self.served, picked)
+
+    def _start_reading(self, decision: Decision, headers: Mapping[str, str]) -> None:
+        if self._response_mode is BodyMode.NONE:
+            return
+        self._usage_reader = UsageReader(
+            decision.request.api,
+            event_stream=self.response_streaming,
+            readable=headers.get("content-encoding", "identity") == "identity"
+            and (self.status or 200) < 400,
+        )
+
+    def _response_mutation(self) -> Mutation:
+        if not self._params.verify_served or self.decision is None:
+            return NO_MUTATION
+        served = self.served or "fail: the gateway did not say which endpoint served"
+        return Mutation(set_headers=((SERVED_VERIFIER, served),))
+
+    def _on_response_body(self, event: ResponseBody, now_s: float) -> Sequence[Reply]:
+        body = event.body
+        if body:
+            self.response_bytes += len(body)
+            self._note_first_byte(now_s)
+            self.last_byte_s = now_s
+            if self._usage_reader is not None:
+                self._usage_reader.feed(body)
+        if event.end_of_stream:
+            self._finish(Cause.NATURAL, now_s)
+        if self._response_mode in DUPLEX:
+            return self._pieces(False, body, event.end_of_stream)
+        return (BodyReply(False),)
+
+    def _note_first_byte(self, now_s: float) -> None:
+        if self.first_byte_s is None:
+            self.first_byte_s = now_s
+            if self.decision is not None:
+                self._decider.inflight.first_byte(self.decision.charge)
+
+    def _on_response_trailers(self, _event: ResponseTrailers, now_s: float) -> Sequence[Reply]:
+        self._finish(Cause.NATURAL, now_s)
+        return (TrailersReply(False),)
+
+    # -- always ----------------------------------------------------------------------------
+
+    def _note_metadata(self, event: Event) -> None:
+        # Any message may carry metadata; what a later one leaves out still holds.
+        if event.subset is not None:
+            self.subset = event.subset
+        if event.served is not None:
+            self.served = event.served
+
+    def _finish(self, cause: Cause, now_s: float) -> None:
+        """The exchange is over: give the charge back, once."""
+        if self.cause is not None:
+            return
+        self.cause = cause
+        self.phase = Phase.DONE
+        self.finished_s = now_s
+        self._body.clear()
+        if self.decision is not None:
+            self._decider.inflight.release(self.decision.charge)
+        if self._usage_reader is not None:
+            self._usage_reader.end()
+
+
+def _ignore(exchange: Exchange, event: Event, now_s: float) -> Sequence[Reply]:
+    return exchange._ignore(event, now_s)
+
+
+def _status(text: str | None) -> int | None:
+    if text is None or not text.isascii() or not text.isdigit():
+        return None
+    status = int(text[:9])
+    return status if 100 <= status <= 599 else None
+
+
+Handler = Callable[[Exchange, Any, float], Sequence[Reply]]
+
+_RESPONSE: dict[type[Event], Handler] = {ResponseHeaders: Exchange._on_response_headers}
+_LATE: dict[type[Event], Handler] = {
+    RequestBody: Exchange._on_late_request_body,
+    RequestTrailers: Exchange._on_late_request_trailers,
+}
+TABLE: Mapping[Phase, Mapping[type[Event], Handler]] = MappingProxyType(
+    {
+        Phase.HEADERS: {
+            RequestHeaders: Exchange._on_request_headers,
+            RequestBody: Exchange._on_headerless_body,
+            **_RESPONSE,
+        },
+        Phase.BODY: {
+            RequestBody: Exchange._on_request_body,
+            RequestTrailers: Exchange._on_request_trailers,
+            # The gateway answered by itself before the request was complete.
+            **_RESPONSE,
+        },
+        Phase.DECIDED: {**_LATE, **_RESPONSE},
+        Phase.RESPONSE: {
+            **_LATE,
+            ResponseBody: Exchange._on_response_body,
+            ResponseTrailers: Exchange._on_response_trailers,
+        },
+        Phase.DONE: {},
+    }
+)
+"""What each phase does with each message; what is not listed is counted and ignored."""

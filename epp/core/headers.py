@@ -1,0 +1,46 @@
+"""Names on the wire: headers and metadata keys of the Endpoint Picker Protocol and of llm-d."""
+
+from __future__ import annotations
+
+DESTINATION = "x-gateway-destination-endpoint"
+DESTINATION_SERVED = "x-gateway-destination-endpoint-served"
+DESTINATION_SUBSET = "x-gateway-destination-endpoint-subset"
+DESTINATION_SCORES = "x-gateway-destination-endpoint-scores"
+DROP_REASON = "x-llm-d-request-dropped-reason"
+SERVED_VERIFIER = "x-conformance-test-served-endpoint"
+TEST_SELECTION = "test-epp-endpoint-selection"
+FAIRNESS_ID = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+
+LB_NAMESPACE = "envoy.lb"
+SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+
+NOT_FOR_UPSTREAM = frozenset(
+    {
+        # Where the request goes: ours to say. The destination itself is overwritten, not removed.
+        DESTINATION_SERVED,
+        DESTINATION_SUBSET,
+        DESTINATION_SCORES,
+        DROP_REASON,
+        # Where an engine's sidecar would connect to; from a client this is request forgery.
+        "x-prefiller-host-port",
+        "x-prefiller-url",
+        "x-encoder-hosts-ports",
+        "x-kv-cache-source-host-port",
+        "x-data-parallel-host-port",
+        # Instructions to the picker.
+        *FAIRNESS_ID,
+        "x-llm-d-inference-objective",
+        "x-gateway-inference-objective",
+        "x-llm-d-model-name-rewrite",
+        "x-gateway-model-name-rewrite",
+        "x-llm-d-slo-ttft-ms",
+        "x-llm-d-slo-tpot-ms",
+        "x-slo-ttft-ms",
+        "x-slo-tpot-ms",
+        "x-llm-d-video-fps",
+        "x-llm-d-video-duration-seconds",
+        "x-llm-d-video-resolution",
+        TEST_SELECTION,
+    }
+)
+"""Request headers that end here: removed from what goes upstream, whoever sent them."""

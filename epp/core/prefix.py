@@ -1,0 +1,342 @@
+"""Names for prefix blocks, and the bounded index of which endpoint was sent which of them.
+
+A prompt is cut into blocks and each block is named by a hash over its bytes and the name before
+it, so that equal names mean equal prompts up to there: a chain. `PrefixIndex` remembers which
+endpoint (by slot) was sent which names and answers, for a new chain, how many leading blocks each
+slot holds. It is a guess at the engine's prefix cache, made of our own decisions alone.
+
+Two structures:
+
+- name -> int bitmask of the slots that hold it, in 256 dicts chosen by the name's low bits. One
+  dict of two million entries stalls the event loop for 93 ms whenever it grows; the largest stall
+  of 256 small ones is a millisecond. The values are ints, which the garbage collector does not
+  look at.
+- per slot, its names in LRU order. A learn touches a chain tail first and head last, so in that
+  order every block is younger than the blocks that follow it, and eviction takes leaves first.
+  Hence **a slot that holds a block holds all the blocks before it**, exactly, and `match` may
+  bisect: along a chain the sets of holders only shrink.
+
+The same fact keeps the LRU order small. The blocks that one learn touched last always are a
+contiguous piece of its chain, a *run*: later learns take blocks from its head, eviction from its
+tail. So the order is kept per run, not per block: a run is a `bytes` of packed names (8 B per
+block), runs are ordered by when they were learned, and a dict finds a run by its first name. A
+learn walks its chain from run to run, takes the common part from each, and appends one new run.
+
+Invariants: a name held by a slot is in exactly one run of this slot; `heads` has the first name of
+every run; a mask is never 0. Colliding names (they can be crafted, xxh64 is no secret) cost only
+a wrong match: where a chain meets a name that its slot already holds elsewhere, the rest of the
+chain is not learned, and the invariants stand.
+
+Cost: see `bench/prefix_index.py`. A `match` looks up about log2(blocks) names per distinct match
+length; a `learn` pays per new block and per evicted block, hardly anything per block held before.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, count, islice
+from struct import unpack_from
+
+from xxhash import xxh64_intdigest
+
+BYTES_PER_TOKEN = 4
+"""Bytes of prompt view per token: a little-endian 32-bit token id, or four bytes of text."""
+
+_NAME_BYTES = 8
+_SHARDS = 256
+_SHARD_BITS = _SHARDS - 1
+_OLDEST_RUNS = 64
+_BINARY_DIGITS = bytes.maketrans(b"01", b"\x00\x01")
+
+
+def root_of(model: str, cache_salt: str) -> int:
+    """The parent of a chain's first block: prompts share blocks only under an equal root.
+
+    Returns: 64 bits, equal in every process. The model's length is hashed too, so that no two
+        pairs of model and salt join to the same text.
+    """
+    return xxh64_intdigest(f"{len(model)}:{model}{cache_salt}".encode(errors="surrogatepass"))
+
+
+def name_blocks(prompt: bytes, *, block_tokens: int, root: int, blocks_max: int) -> list[int]:
+    """Name the full blocks of a prompt so that equal names mean equal prefixes.
+
+    Args:
+        prompt: a prompt view, `BYTES_PER_TOKEN` bytes per token.
+        block_tokens: tokens per block, >= 1.
+        root: from `root_of`.
+        blocks_max: only so many leading blocks are named; 0 names them all.
+    Returns: prompt order; a last, partial block has no name. A name is the upper 60 bits of the
+        block's xxh64 with the previous name (or the root) as seed: 60 bits fit an int of 32 bytes,
+        64 bits need one of 48.
+    Raises: ValueError if `block_tokens` or `blocks_max` is out of range.
+    """
+    if block_tokens < 1 or blocks_max < 0:
+        raise ValueError(
+            f"block_tokens={block_tokens}, blocks_max={blocks_max}: need at least 1 and 0"
+        )
+    size = block_tokens * BYTES_PER_TOKEN
+    blocks = len(prompt) // size
+    if blocks_max:
+        blocks = min(blocks, blocks_max)
+    name = root
+    return [
+        name := xxh64_intdigest(prompt[at : at + size], name) >> 4
+        for at in range(0, blocks * size, size)
+    ]
+
+
+class _Holding:
+    """The blocks of one slot, least recently learned first, as runs (see the module's text)."""
+
+    __slots__ = ("_heads", "_oldest", "_runs", "_ticks", "bit", "blocks", "blocks_max")
+
+    def __init__(self, slot: int, blocks_max: int) -> None:
+        self.bit = 1 << slot
+        self.blocks = 0
+        self.blocks_max = blocks_max
+        self._runs: dict[int, bytes] = {}
+        """Tick of the learn -> packed names, head first. Dict order is LRU order, as ticks grow
+        and a run that shrinks keeps its place."""
+        self._heads: dict[int, int] = {}
+        """First name of a run -> its tick."""
+        self._ticks = count()
+        self._oldest: list[int] = []
+        """Ticks of some of the oldest runs, oldest last; some may be gone."""
+
+    def take(self, chain: Sequence[int], packed: bytes) -> int:
+        """Take the chain's leading held blocks out of the runs that have them; tell how many."""
+        taken = 0
+        while taken < len(chain):
+            tick = self._heads.pop(chain[taken], None)
+            if tick is None:
+                break
+            run = self._runs[tick]
+            common = _common_bytes(run, packed[taken * _NAME_BYTES :])
+            taken += common // _NAME_BYTES
+            if common == len(run):
+                del self._runs[tick]
+            else:
+                self._runs[tick] = rest = run[common:]
+                self._heads[_first_name(rest)] = tick
+        return taken
+
+    def append(self, head: int, run: bytes) -> None:
+        """Add a run as the youngest; none of its names may be in another run."""
+        tick = next(self._ticks)
+        self._runs[tick] = run
+        self._heads[head] = tick
+
+    def shed(self, blocks: int) -> array[int]:
+        """Drop the oldest blocks and return their names; `blocks` is at most what is held."""
+        shed = array("Q")
+        wanted = blocks * _NAME_BYTES
+        while wanted > 0:
+            tick = self._oldest_tick()
+            run = self._runs[tick]
+            shed.frombytes(run[-wanted:])
+            if len(run) <= wanted:
+                del self._runs[tick]
+                del self._heads[_first_name(run)]
+            else:
+                self._runs[tick] = run[:-wanted]
+            wanted -= len(run)
+        self.blocks -= blocks
+        return shed
+
+    def _oldest_tick(self) -> int:
+        # A dict skips its deleted entries one by one to find its first: asking for a few dozen at
+        # once keeps an eviction from a slot of many short runs from costing that scan each time.
+        while True:
+            while self._oldest:
+                if (tick := self._oldest[-1]) in self._runs:
+                    return tick
+                self._oldest.pop()
+            self._oldest = list(islice(self._runs, _OLDEST_RUNS))[::-1]
+
+
+class PrefixIndex:
+    """Which slot was sent which prefix blocks: an LRU per slot, bounded per slot and overall.
+
+    What is learned is seen by the next `match`, so requests of one burst stay together.
+    """
+
+    def __init__(self, blocks_max_total: int, *, slot_blocks_max: int) -> None:
+        """Start empty.
+
+        Args:
+            blocks_max_total: bound of the held blocks of all slots together, >= 0. When it is
+                reached, the slot that holds most gives up its oldest blocks.
+            slot_blocks_max: bound per slot until `resize` says otherwise, >= 0.
+        Raises: ValueError if a bound is negative.
+        """
+        self._blocks_max_total = _checked_bound(blocks_max_total)
+        self._slot_blocks_max = _checked_bound(slot_blocks_max)
+        self._shards: list[dict[int, int]] = [{} for _ in range(_SHARDS)]
+        self._holdings: dict[int, _Holding] = {}
+        self._held = 0
+
+    @property
+    def entries(self) -> int:
+        """Distinct names in the index."""
+        return sum(map(len, self._shards))
+
+    @property
+    def held(self) -> int:
+        """Blocks held, summed over the slots: what `blocks_max_total` bounds."""
+        return self._held
+
+    def held_by(self, slot: int) -> int:
+        """Blocks held by one slot; 0 for a slot never heard of."""
+        holding = self._holdings.get(slot)
+        return holding.blocks if holding else 0
+
+    def match(self, chains: Sequence[Sequence[int]]) -> dict[int, int]:
+        """Count the leading blocks of each chain that each slot holds, summed over the chains.
+
+        Returns: slot -> blocks, >= 1; a slot that holds none is absent. Touches no LRU order.
+        """
+        matched: dict[int, int] = {}
+        for chain in chains:
+            for blocks, mask in self._ends(chain):
+                for slot in _slots_of(mask):
+                    matched[slot] = matched.get(slot, 0) + blocks
+        return matched
+
+    def learn(self, slot: int, chains: Sequence[Sequence[int]]) -> None:
+        """Note that a slot was sent these chains: it holds them now, and they are its youngest.
+
+        Of a chain longer than a bound only the leading part is held.
+        """
+        holding = self._holdings.get(slot) or self._open(slot)
+        blocks_max = min(holding.blocks_max, self._blocks_max_total)
+        for chain in chains:
+            if blocks_max and chain:
+                self._learn_chain(holding, chain[:blocks_max])
+                self._shrink_to_bounds(holding)
+
+    def forget(self, slot: int) -> None:
+        """Free everything of a slot, its own bound included; the slot may be used anew."""
+        holding = self._holdings.pop(slot, None)
+        if holding is not None:
+            self._evict(holding, holding.blocks)
+
+    def resize(self, slot: int, blocks_max: int) -> None:
+        """Bound a slot to what its engine can hold, in prefix blocks (not in the engine's, which
+        may be smaller), >= 0; what is too much is evicted.
+
+        Raises: ValueError if the bound is negative.
+        """
+        holding = self._holdings.get(slot) or self._open(slot)
+        holding.blocks_max = _checked_bound(blocks_max)
+        self._shrink_to_bounds(holding)
+
+    def _open(self, slot: int) -> _Holding:
+        holding = self._holdings[slot] = _Holding(slot, self._slot_blocks_max)
+        return holding
+
+    def _ends(self, chain: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Pairs of a match length and the mask of the slots whose match ends there, unordered.
+
+        Between two positions with the same holders there is nothing to look up; where they
+        differ, the middle is looked up.
+        """
+        if not chain:
+            return
+        shards = self._shards
+        first = shards[chain[0] & _SHARD_BITS].get(chain[0], 0)
+        spans = [(0, first, len(chain), 0)] if first else []
+        while spans:
+            low, holders, high, remaining = spans.pop()
+            if high - low == 1:
+                yield high, holders & ~remaining
+                continue
+            middle = (low + high) // 2
+            name = chain[middle]
+            mask = shards[name & _SHARD_BITS].get(name, 0) & holders
+            if mask != holders:
+                spans.append((low, holders, middle, mask))
+            if mask != remaining:
+                spans.append((middle, mask, high, remaining))
+
+    def _learn_chain(self, holding: _Holding, chain: Sequence[int]) -> None:
+        packed = array("Q", chain).tobytes()
+        known = holding.take(chain, packed)
+        added = self._mark(holding.bit, islice(chain, known, None))
+        if known + added:
+            holding.append(chain[0], packed[: (known + added) * _NAME_BYTES])
+        holding.blocks += added
+        self._held += added
+
+    def _mark(self, bit: int, names: Iterable[int]) -> int:
+        """Set a slot's bit on names it does not hold, up to the first that it does (a collision);
+        tell how many were set."""
+        marked = before = after = 0
+        for name in names:
+            shard = self._shards[name & _SHARD_BITS]
+            mask = shard.get(name)
+            if mask is None:
+                shard[name] = bit
+            elif mask & bit:
+                break
+            else:
+                if mask != before:  # neighbours have mostly equal masks: let them share one int
+                    before, after = mask, mask | bit
+                shard[name] = after
+            marked += 1
+        return marked
+
+    def _evict(self, holding: _Holding, blocks: int) -> None:
+        """Free a slot's oldest blocks."""
+        bit = holding.bit
+        before = after = 0
+        for name in holding.shed(blocks):
+            shard = self._shards[name & _SHARD_BITS]
+            mask = shard[name]
+            if mask == bit:
+                del shard[name]
+            else:
+                if mask != before:
+                    before, after = mask, mask ^ bit
+                shard[name] = after
+        self._held -= blocks
+
+    def _shrink_to_bounds(self, holding: _Holding) -> None:
+        if holding.blocks > holding.blocks_max:
+            self._evict(holding, holding.blocks - holding.blocks_max)
+        while self._held > self._blocks_max_total:
+            largest = max(self._holdings.values(), key=lambda other: other.blocks)
+            self._evict(largest, min(self._held - self._blocks_max_total, largest.blocks))
+
+
+def _checked_bound(blocks: int) -> int:
+    if blocks < 0:
+        raise ValueError(f"a bound of {blocks} blocks: must not be negative")
+    return blocks
+
+
+def _first_name(run: bytes) -> int:
+    name: int = unpack_from("=Q", run)[0]
+    return name
+
+
+def _common_bytes(run: bytes, packed: bytes) -> int:
+    """Length of the common beginning of two rows of packed names, in bytes of whole names."""
+    most = min(len(run), len(packed))
+    if run[:most] == packed[:most]:
+        return most
+    low, high = 0, most // _NAME_BYTES - 1  # names known to be equal; names that may be
+    while low < high:
+        middle = (low + high + 1) // 2
+        here = slice(low * _NAME_BYTES, middle * _NAME_BYTES)
+        if run[here] == packed[here]:
+            low = middle
+        else:
+            high = middle - 1
+    return low * _NAME_BYTES
+
+
+def _slots_of(mask: int) -> Iterable[int]:
+    """Positions of the set bits, ascending."""
+    return compress(count(), bin(mask)[:1:-1].encode().translate(_BINARY_DIGITS))

@@ -1,0 +1,145 @@
+"""Runs a profile: filters, weighted scorers, picker; the pick carries its reasons.
+
+What a plugin reads decides how often it runs. Scorers and leading filters that read neither the
+request nor in-flight counters are computed once per snapshot version and kept; a pick then only
+adds what is its own. Measured with 64 endpoints by `make bench-pick`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import msgspec
+
+from epp.core.errors import DropReason, RequestDropped
+from epp.core.model import Endpoint, Filter, Pick, Picker, Reads, Request, Scorer, ScoreTerm
+from epp.core.pool import Snapshot
+
+PER_PICK = Reads.REQUEST | Reads.INFLIGHT
+
+
+class NamedFilter(msgspec.Struct, frozen=True):
+    """A filter under the name the configuration gives it."""
+
+    name: str
+    filter: Filter
+
+
+class WeightedScorer(msgspec.Struct, frozen=True):
+    """A scorer, its name and its weight in the total."""
+
+    name: str
+    weight: float
+    scorer: Scorer
+
+
+class Profile(msgspec.Struct, frozen=True):
+    """A scheduling profile, ready to run."""
+
+    name: str
+    filters: tuple[NamedFilter, ...]
+    scorers: tuple[WeightedScorer, ...]
+    picker: Picker
+
+
+class _Base(msgspec.Struct, frozen=True):
+    """What is the same for every request of one snapshot version."""
+
+    version: int
+    candidates: Sequence[Endpoint]
+    """After the leading filters that do not depend on the request."""
+    totals: list[float]
+    terms: tuple[ScoreTerm, ...]
+
+
+NO_REQUEST = Request()
+
+
+class Scheduler:
+    """Runs one profile.
+
+    Args:
+        profile: what to run.
+        rng: the process's one source of chance; ties are broken with it.
+    """
+
+    def __init__(self, profile: Profile, rng: Random) -> None:
+        self.profile = profile
+        self._rng = rng
+        filters = profile.filters
+        leading = next(
+            (i for i, f in enumerate(filters) if f.filter.reads & PER_PICK), len(filters)
+        )
+        self._cached_filters, self._own_filters = filters[:leading], filters[leading:]
+        self._cached_scorers = tuple(s for s in profile.scorers if not s.scorer.reads & PER_PICK)
+        self._own_scorers = tuple(s for s in profile.scorers if s.scorer.reads & PER_PICK)
+        self._base = _Base(-1, (), [], ())
+
+    def pick(
+        self, request: Request, snapshot: Snapshot, eligible: Sequence[Endpoint] | None = None
+    ) -> Pick:
+        """Choose an endpoint.
+
+        Args:
+            eligible: where given, the part of the snapshot this request may go to (the gateway's
+                subset); `None` = all of it.
+        Raises: RequestDropped(NO_ENDPOINTS) when nothing is left to choose from.
+        """
+        if eligible is None:
+            base = self._base
+            if base.version != snapshot.version:
+                base = self._base = self._prepare(snapshot.endpoints, snapshot.version)
+        else:
+            base = self._prepare(eligible, -1)
+        candidates: Sequence[Endpoint] = base.candidates
+        for named in self._own_filters:
+            candidates = named.filter(request, candidates)
+        if not candidates:
+            raise RequestDropped(DropReason.NO_ENDPOINTS, self._why_none(snapshot, eligible))
+        if len(candidates) != len(base.candidates):
+            base = self._score(candidates, -1)
+        totals, terms = base.totals, base.terms
+        for weighted in self._own_scorers:
+            scores = _checked(weighted, weighted.scorer(request, candidates), len(candidates))
+            weight = weighted.weight
+            totals = [t + weight * s for t, s in zip(totals, scores, strict=True)]
+            terms = (*terms, ScoreTerm(weighted.name, weight, scores))
+        order = self.profile.picker(candidates, totals, self._rng)
+        return Pick(
+            endpoint=candidates[order[0]],
+            fallbacks=tuple([candidates[i] for i in order[1:]]),
+            candidates=candidates,
+            totals=totals,
+            terms=terms,
+            profile=self.profile.name,
+        )
+
+    def _prepare(self, endpoints: Sequence[Endpoint], version: int) -> _Base:
+        for named in self._cached_filters:
+            endpoints = named.filter(NO_REQUEST, endpoints)
+        return self._score(endpoints, version)
+
+    def _score(self, candidates: Sequence[Endpoint], version: int) -> _Base:
+        totals = [0.0] * len(candidates)
+        terms = []
+        for weighted in self._cached_scorers if candidates else ():
+            scores = _checked(weighted, weighted.scorer(NO_REQUEST, candidates), len(candidates))
+            totals = [t + weighted.weight * s for t, s in zip(totals, scores, strict=True)]
+            terms.append(ScoreTerm(weighted.name, weighted.weight, scores))
+        return _Base(version, candidates, totals, tuple(terms))
+
+    def _why_none(self, snapshot: Snapshot, eligible: Sequence[Endpoint] | None) -> str:
+        if not snapshot.endpoints:
+            return "the pool has no endpoint"
+        if eligible is not None and not eligible:
+            return "no endpoint of the pool is in the subset the gateway allows"
+        names = ", ".join(f.name for f in self.profile.filters)
+        return f"every endpoint was filtered out by {names} of profile {self.profile.name}"
+
+
+def _checked(weighted: WeightedScorer, scores: list[float], count: int) -> list[float]:
+    # A score outside 0..1 is a bug of ours; clamping it would hide that.
+    assert len(scores) == count, f"{weighted.name}: {len(scores)} scores for {count} endpoints"
+    assert min(scores) >= 0.0, f"{weighted.name}: score below 0"
+    assert max(scores) <= 1.0, f"{weighted.name}: score above 1"
+    return scores
