@@ -1,10 +1,10 @@
 """How long one engine step takes: one linear model, one calibrated set of constants.
 
-    step_s = ( step_base_s
-             + prefill_tokens   * prefill_token_s
-             + attention_pairs  * attention_pair_s      each chunk token times the context it sees
-             + decode_sequences * decode_sequence_s
-             + decode_kv_tokens * decode_kv_token_s ) / speed
+step_s = ( step_base_s
+         + prefill_tokens   * prefill_token_s
+         + attention_pairs  * attention_pair_s      each chunk token times the context it sees
+         + decode_sequences * decode_sequence_s
+         + decode_kv_tokens * decode_kv_token_s ) / speed
 """
 
 from __future__ import annotations

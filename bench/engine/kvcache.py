@@ -75,7 +75,7 @@ class KvCache:
                 holders[name] += 1
 
     def take(self, blocks: int) -> bool:
-        """Make `blocks` private to the caller, evicting as needed. False: not enough, none taken."""
+        """Make `blocks` private to the caller, evicting as needed. False: too few, none taken."""
         if blocks > self.free_blocks:
             return False
         for _ in range(blocks - self._empty):

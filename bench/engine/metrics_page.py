@@ -6,11 +6,15 @@ families that say nothing about load (flops, multi-modal cache, HTTP handlers) a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
+
+from prometheus_client.utils import floatToGoString
 
 from bench.engine.scheduler import EngineLimits
 from bench.engine.stats import Histogram, Stats
+
+_go_float: Callable[[float], str] = floatToGoString
 
 CONTENT_TYPE = "text/plain; version=1.0.0; charset=utf-8"
 
@@ -89,7 +93,7 @@ class _Page:
         self._lines += [f"# HELP vllm:{name} {help_text}", f"# TYPE vllm:{name} {kind}"]
 
     def sample(self, name: str, labels: str, value: float) -> None:
-        self._lines.append(f"vllm:{name}{{{labels}}} {float(value)!r}")
+        self._lines.append(f"vllm:{name}{{{labels}}} {_go_float(value)}")
 
     def labels(self, extra: str = "", *, engine: bool = True) -> str:
         """In alphabetical order, as the client library of vLLM writes them."""
@@ -123,7 +127,7 @@ class _Page:
         for bound, count in zip(bounds, histogram.counts, strict=True):
             cumulated += count
             labels = f'engine="0",le="{bound}",{self._model}'
-            self._lines.append(f"vllm:{name}_bucket{{{labels}}} {float(cumulated)!r}")
+            self._lines.append(f"vllm:{name}_bucket{{{labels}}} {_go_float(cumulated)}")
         self.sample(f"{name}_count", self.labels(), histogram.count)
         self.sample(f"{name}_sum", self.labels(), histogram.sum)
         self.head(f"{name}_created", "gauge", help_text)
@@ -218,9 +222,7 @@ def _lora_info(page: _Page, stats: Stats, context: PageContext) -> None:
         seen_unix_s = seen_s + context.clock_offset_s if seen_s else context.started_unix_s
         quoted = escape(names)
         labels = f'max_lora="{context.limits.max_loras}",running_lora_adapters="{quoted}"'
-        page.sample(
-            "lora_requests_info", f'{labels},waiting_lora_adapters="{quoted}"', seen_unix_s
-        )
+        page.sample("lora_requests_info", f'{labels},waiting_lora_adapters="{quoted}"', seen_unix_s)
 
 
 def _cache_config(page: _Page, context: PageContext) -> None:

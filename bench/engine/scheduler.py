@@ -115,6 +115,8 @@ class StepResult(msgspec.Struct, eq=False):
     steps: int = 1
     """Decode steps taken as one; each request in `tokens` got this many tokens."""
     prefill_tokens: int = 0
+    decoding: int = 0
+    """Requests that decoded, one budget token each."""
     admitted: list[LiveRequest] = msgspec.field(default_factory=list)
     """Started or, after a preemption, restarted."""
     preempted: list[LiveRequest] = msgspec.field(default_factory=list)
@@ -147,11 +149,11 @@ class EngineLoad(msgspec.Struct, frozen=True):
     kv_usage_ratio: float = 0.0
 
 
-class QueueFull(Exception):
+class QueueFullError(Exception):
     """`max_num_queued_reqs` requests are waiting already."""
 
 
-class RequestTooLong(Exception):
+class RequestTooLongError(Exception):
     """Prompt and output together exceed the KV cache: the request could never run."""
 
 
@@ -173,14 +175,14 @@ class Engine:
         self._chunks: list[tuple[LiveRequest, int]] = []
 
     def submit(self, request: EngineRequest, now_s: float) -> LiveRequest:
-        """Queue a request. Raises: QueueFull, RequestTooLong."""
+        """Queue a request. Raises: QueueFullError, RequestTooLongError."""
         assert request.id not in self._live, f"request id {request.id} is alive already"
         assert request.prompt_tokens >= 1
         if request.prompt_tokens + request.output_tokens > self.limits.kv_tokens:
-            raise RequestTooLong(request.id)
+            raise RequestTooLongError(request.id)
         queue_max = self.limits.max_num_queued_reqs
         if queue_max is not None and len(self.waiting) >= queue_max:
-            raise QueueFull(request.id)
+            raise QueueFullError(request.id)
         live = LiveRequest(request, submitted_s=now_s)
         self._live[request.id] = live
         self.waiting.append(live)
@@ -235,6 +237,7 @@ class Engine:
         if not self._decodes and not self._chunks:
             self._step, self._cleared = None, step.cleared
             return None
+        step.decoding = len(self._decodes)
         step.duration_s = self._price(step)
         if until_s is not None and not self._chunks and not self.waiting:
             self._merge_decode_steps(step, until_s)
@@ -376,7 +379,7 @@ class Engine:
         return self.cost.step_s(
             prefill_tokens=step.prefill_tokens,
             attention_pairs=pairs,
-            decode_sequences=len(self._decodes),
+            decode_sequences=step.decoding,
             decode_kv_tokens=sum(live.computed for live in self._decodes),
         )
 

@@ -17,12 +17,18 @@ from bench.engine.scheduler import EngineLoad, LiveRequest, StepResult
 LOG_REQUESTS_MAX = 1000
 LORA_SERIES_MAX = 64
 
-LATENCY_S = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0)
-LATENCY_S += (120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
-FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0)
-FIRST_TOKEN_S += (7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
-NEXT_TOKEN_S = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5)
-NEXT_TOKEN_S += (10.0, 20.0, 40.0, 80.0)
+LATENCY_S = (
+    *(0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+FIRST_TOKEN_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0),
+    *(7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+NEXT_TOKEN_S = (
+    *(0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5),
+    *(10.0, 20.0, 40.0, 80.0),
+)
 STEP_TOKENS = (1.0, *(float(2**power) for power in range(3, 15)))
 
 
@@ -124,7 +130,11 @@ class Stats:
             gap_s = (step.end_s - self._last_step_end_s) / step.steps
             self.inter_token_latency_s.observe(gap_s, decoded)
         for live in step.first:
-            self._on_first_token(live)
+            self._on_prefilled(live)
+            self.time_to_first_token_s.observe(step.end_s - live.submitted_s)
+        for live in step.finished:
+            if live.first_token_s is None:
+                self._on_prefilled(live)
         self._last_step_end_s = step.end_s
 
     def on_end(self, live: LiveRequest, finish: str, now_s: float) -> None:
@@ -158,11 +168,9 @@ class Stats:
         if len(self.lora_seen) > LORA_SERIES_MAX:
             del self.lora_seen[min(self.lora_seen, key=self.lora_seen.__getitem__)]
 
-    def _on_first_token(self, live: LiveRequest) -> None:
-        assert live.first_token_s is not None
+    def _on_prefilled(self, live: LiveRequest) -> None:
         self.counters.prefilled_tokens += live.request.prompt_tokens
         self.counters.prefilled_cached_tokens += live.cached_tokens
-        self.time_to_first_token_s.observe(live.first_token_s - live.submitted_s)
 
     def _on_times(self, live: LiveRequest) -> None:
         admitted_s, last_s = live.admitted_s, live.last_token_s

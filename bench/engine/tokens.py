@@ -1,9 +1,9 @@
 """Text to tokens, tokens to block names, and the text that is "generated".
 
-A token is four bytes: of the prompt's UTF-8, its last token filled up with NULs, or of a token id as
-little-endian uint32. So a prompt is bytes whose length is a multiple of four, `/tokenize` is a cast,
-and ids from `/tokenize` sent as a prompt are the same prompt. Generated text is four ASCII bytes per
-token, so a conversation that sends the answer back finds the answer's blocks cached.
+A token is four bytes: of the prompt's UTF-8, the last token filled up with NULs, or of a token id
+as little-endian uint32. So a prompt is bytes whose length is a multiple of four, `/tokenize` is a
+cast, and ids from `/tokenize` sent as a prompt are the same prompt. Generated text is four ASCII
+bytes per token, so a conversation that sends the answer back finds the answer's blocks cached.
 """
 
 from __future__ import annotations
@@ -19,10 +19,62 @@ from bench.engine.kvcache import BlockName
 TOKEN_BYTES = 4
 TOKEN_ID_MAX = 2**32 - 1
 WORDS = (
-    *("able", "acre", "also", "area", "atom", "aunt", "bake", "ball", "barn", "bear", "bell", "bird"),
-    *("blue", "boat", "book", "calm", "card", "city", "clay", "coal", "cold", "cook", "corn", "dawn"),
-    *("deep", "desk", "door", "dust", "east", "echo", "edge", "farm", "fern", "fire", "fish", "flag"),
-    *("foam", "gate", "gold", "hall", "hill", "iron", "jade", "kite", "lake", "lamp", "leaf", "lime"),
+    *(
+        "able",
+        "acre",
+        "also",
+        "area",
+        "atom",
+        "aunt",
+        "bake",
+        "ball",
+        "barn",
+        "bear",
+        "bell",
+        "bird",
+    ),
+    *(
+        "blue",
+        "boat",
+        "book",
+        "calm",
+        "card",
+        "city",
+        "clay",
+        "coal",
+        "cold",
+        "cook",
+        "corn",
+        "dawn",
+    ),
+    *(
+        "deep",
+        "desk",
+        "door",
+        "dust",
+        "east",
+        "echo",
+        "edge",
+        "farm",
+        "fern",
+        "fire",
+        "fish",
+        "flag",
+    ),
+    *(
+        "foam",
+        "gate",
+        "gold",
+        "hall",
+        "hill",
+        "iron",
+        "jade",
+        "kite",
+        "lake",
+        "lamp",
+        "leaf",
+        "lime",
+    ),
     *("milk", "mint", "moon", "nest", "noon", "oven", "path", "pine", "pond", "rain", "reed"),
     *("road", "rock", "sand", "seed", "ship", "snow", "star"),
 )

@@ -88,13 +88,14 @@ def _field_error(key: str, info: inspect.Type, path: str, *, unknown: bool) -> C
 def _expectation(expected: str, rest: str, value: Any) -> str:
     kind = expected.replace(" | null", "")
     words, remedy = _WORDS.get(kind, (f"`{kind}`", "see docs/configuration.md"))
+    got = "keys with values" if isinstance(value, dict) else shown(value)
+    got = "a list" if isinstance(value, list) else got
     if rest and not rest.startswith(", got"):  # a range, a length or a pattern
-        return f"expected {words}{rest}, got {shown(value)}"
+        return f"expected {words}{rest}, got {got}: write it so"
     if value is None:
         remedy = "give it a value or remove the key"
     elif isinstance(value, float) and kind == "int":
         remedy = "write it without a fraction"
-    got = {dict: "keys with values", list: "a list"}.get(type(value), shown(value))
     return f"expected {words}, got {got}: {remedy}"
 
 

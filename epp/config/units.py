@@ -28,21 +28,19 @@ _DURATION = re.compile(rf"\+?(?:(?:{_NUMBER})(?:ns|us|µs|ms|s|m|h))+", re.ASCII
 _FACTORS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _FACTORS |= {f"{c}i": 1024**n for n, c in enumerate("KMGTPE", start=1)}
 _QUANTITY = re.compile(
-    rf"\+?(?P<number>{_NUMBER})(?:[eE](?P<exponent>[+-]?[0-9]{{1,2}})|(?P<suffix>[KMGTPE]i|[kMGTPE])?)",
+    rf"\+?(?P<number>{_NUMBER})"
+    r"(?:[eE](?P<exponent>[+-]?[0-9]{1,2})|(?P<suffix>[KMGTPE]i|[kMGTPE])?)",
     re.ASCII,
 )
 
 
 def shown(value: object) -> str:
     """A value as an error message shows it: short, on one line."""
-    text = {None: "null", True: "true", False: "false"}.get(value) if _is_flag(value) else None
-    text = text or (f'"{value}"' if isinstance(value, str) else str(value))
-    text = text.encode("unicode_escape").decode("ascii") if not text.isprintable() else text
+    if value is None or isinstance(value, bool):
+        text = "null" if value is None else str(value).lower()
+    else:
+        text = f'"{value}"' if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _is_flag(value: object) -> bool:
-    return value is None or isinstance(value, bool)
 
 
 class Seconds(float):
@@ -89,6 +87,8 @@ class Quantity(int):
     @classmethod
     def parse(cls, value: object) -> Self:
         """Raises: ValueError if it is not a quantity or out of range."""
+        if isinstance(value, float) and value.is_integer():  # YAML takes `1e6` for one
+            value = int(value)
         is_number = isinstance(value, int) and not isinstance(value, bool)
         text = str(value) if is_number else value if isinstance(value, str) else ""
         match = _QUANTITY.fullmatch(text) if len(text) <= TEXT_CHARS_MAX else None
@@ -116,53 +116,35 @@ class Quantity(int):
         return f"{Quantity(cls.at_least).written()} to {Quantity(cls.at_most).written()}"
 
 
-_METRIC_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*", re.ASCII)
-_METRIC_LABEL = re.compile(
-    r'\s*([a-zA-Z_][a-zA-Z0-9_]*)\s*=\s*(?:"([^"{},]*)"|([^"{},\s][^"{},]*))\s*', re.ASCII
+_LABEL = r'\s*[a-zA-Z_][a-zA-Z0-9_]*\s*=(?:\s*"[^"]*"\s*|[^",{}]*)'
+_METRIC = re.compile(
+    rf"\s*[a-zA-Z_:][a-zA-Z0-9_:]*\s*(?:\{{\s*(?:{_LABEL}(?:,{_LABEL})*,?\s*)?\}}\s*)?", re.ASCII
 )
+METRIC_CHARS_MAX = 1000
+"""Longest metric spec."""
 
 
 class MetricSpec(str):
-    """Which series of a `/metrics` page: `name` or `name{label=value,...}`; empty = not read."""
+    """Which series of a `/metrics` page: `name` or `name{label=value,...}`; empty = none. Only its
+    form is checked here; `epp.wire.exposition` takes it apart."""
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, value: object) -> Self:
         """Raises: ValueError if it is not a metric spec."""
-        if isinstance(value, str):
-            spec = cls(value.strip())
-            if not spec or spec._split() is not None:
-                return spec
+        if isinstance(value, str) and len(value) <= METRIC_CHARS_MAX:
+            text = value.strip()
+            if not text or _METRIC.fullmatch(text):
+                return cls(text)
         raise ValueError(
             f"expected a metric, got {shown(value)}: write its name, or name{{label=value}} to "
             "choose among its series"
         )
 
     def written(self) -> str:
-        """The text as it stood in the file."""
+        """The text as it stood in the file, without white space around it."""
         return str(self)
-
-    @property
-    def metric(self) -> str:
-        """Name of the metric; empty when none is to be read."""
-        return self.partition("{")[0].strip()
-
-    @property
-    def labels(self) -> tuple[tuple[str, str], ...]:
-        """Labels a series must have, in the order written."""
-        return (self._split() if self else ()) or ()
-
-    def _split(self) -> tuple[tuple[str, str], ...] | None:
-        """The labels; `None` if the whole is not well formed."""
-        name, brace, rest = self.partition("{")
-        if not _METRIC_NAME.fullmatch(name.strip()) or (brace and not rest.endswith("}")):
-            return None
-        pairs = rest[:-1].split(",") if brace and rest[:-1].strip() else []
-        labels = [_METRIC_LABEL.fullmatch(pair) for pair in pairs]
-        if not all(labels):
-            return None
-        return tuple((m[1], (m[2] if m[2] is not None else m[3]).strip()) for m in labels if m)
 
 
 Written = Seconds | Quantity | MetricSpec

@@ -53,7 +53,9 @@ class PrefixKeeper:
 
     def __init__(self, params: PrefixParams) -> None:
         self.params = params
-        self.index = PrefixIndex(params.blocks_max_total)
+        self.index = PrefixIndex(
+            params.blocks_max_total, slot_blocks_max=params.endpoint_blocks_max
+        )
         self.block_tokens = max(BLOCK_TOKENS_MIN, params.block_tokens)
         self._reported: dict[Endpoint, int] = {}
 
@@ -86,7 +88,7 @@ class PrefixKeeper:
     # PoolListener
 
     def joined(self, endpoint: Endpoint) -> None:
-        self.index.resize(endpoint.slot, self.params.endpoint_blocks_max)
+        self._resize(endpoint)
 
     def left(self, endpoint: Endpoint) -> None:
         self.index.forget(endpoint.slot)

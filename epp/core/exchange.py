@@ -28,7 +28,7 @@ import msgspec
 
 from epp.core.decide import Decider, Decision
 from epp.core.errors import DropReason, RequestDropped
-from epp.core.headers import NOT_FOR_UPSTREAM, SERVED_VERIFIER
+from epp.core.headers import NOT_FOR_UPSTREAM, REQUEST_TRAILERS, SERVED_VERIFIER
 from epp.core.messages import (
     NO_MUTATION,
     BodyMode,
@@ -76,6 +76,8 @@ class ExchangeParams(msgspec.Struct, frozen=True):
     """Largest piece of body in one reply; some data planes refuse more than 64 KiB."""
     emit_scores: bool = False
     """Add every candidate's total as metadata `x-gateway-destination-endpoint-scores`."""
+    use_subset: bool = True
+    """Keep to the subset of endpoints the gateway allows."""
     verify_served: bool = False
     """Report the served endpoint in a response header (`destination-endpoint-served-verifier`)."""
     parse_limits: ParseLimits = ParseLimits()
@@ -257,6 +259,8 @@ class Exchange:
     def _send_on(self, now_s: float, *, end_of_stream: bool) -> list[Reply]:
         body = self._take_body()
         mutation = self._decide_on_body(body, now_s)
+        if not end_of_stream:
+            mutation = _mark_trailers(mutation)
         replies: list[Reply] = [HeadersReply(True, mutation)]
         if body or end_of_stream:
             replies += self._pieces(True, body, end_of_stream)
@@ -290,7 +294,8 @@ class Exchange:
 
     def _decide(self, request: Request, now_s: float) -> Mutation:
         self.request = request
-        decision = self._decider.decide(request, subset=self.subset, now_s=now_s)
+        subset = self.subset if self._params.use_subset else None
+        decision = self._decider.decide(request, subset=subset, now_s=now_s)
         self.decision = decision
         self.decided_s = now_s
         self.phase = Phase.DECIDED
@@ -433,6 +438,14 @@ class Exchange:
             self._decider.inflight.release(self.decision.charge)
         if self._usage_reader is not None:
             self._usage_reader.end()
+
+
+def _mark_trailers(mutation: Mutation) -> Mutation:
+    return msgspec.structs.replace(
+        mutation,
+        set_headers=((REQUEST_TRAILERS, "true"),),
+        remove_headers=tuple([h for h in mutation.remove_headers if h != REQUEST_TRAILERS]),
+    )
 
 
 def _ignore(exchange: Exchange, event: Event, now_s: float) -> Sequence[Reply]:

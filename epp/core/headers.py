@@ -9,6 +9,10 @@ DESTINATION_SCORES = "x-gateway-destination-endpoint-scores"
 DROP_REASON = "x-llm-d-request-dropped-reason"
 SERVED_VERIFIER = "x-conformance-test-served-endpoint"
 TEST_SELECTION = "test-epp-endpoint-selection"
+REQUEST_TRAILERS = "x-epp-request-trailers"
+"""Ours, set on a request that ends in trailers, so that a route can match it. Envoy (1.40) sends
+the body of such a request upstream twice if its route has a retry policy: `epp envoy-config` gives
+these requests a route without one."""
 FAIRNESS_ID = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 
 LB_NAMESPACE = "envoy.lb"
@@ -41,6 +45,7 @@ NOT_FOR_UPSTREAM = frozenset(
         "x-llm-d-video-duration-seconds",
         "x-llm-d-video-resolution",
         TEST_SELECTION,
+        REQUEST_TRAILERS,
     }
 )
 """Request headers that end here: removed from what goes upstream, whoever sent them."""

@@ -34,9 +34,12 @@ length; a `learn` pays per new block and per evicted block, hardly anything per 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import compress, count, islice
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import compress, count, cycle, islice
+from operator import attrgetter
 from struct import unpack_from
+from sys import getsizeof
 
 from xxhash import xxh64_intdigest
 
@@ -44,10 +47,15 @@ BYTES_PER_TOKEN = 4
 """Bytes of prompt view per token: a little-endian 32-bit token id, or four bytes of text."""
 
 _NAME_BYTES = 8
-_SHARDS = 256
-_SHARD_BITS = _SHARDS - 1
+_PLACES = 4096
+_PLACE_BITS = _PLACES - 1
 _OLDEST_RUNS = 64
-_BINARY_DIGITS = bytes.maketrans(b"01", b"\x00\x01")
+_DIGIT_VALUES = bytes.maketrans(b"01", b"\x00\x01")
+_FORGET_FREES_BLOCKS = 2048
+_LEARN_FREES_BLOCKS = 512
+_BLOCKS_PER_TRIM = 256
+_ROOMY_BYTES = 512
+_ROOMY_BYTES_PER_NAME = 61
 
 
 def root_of(model: str, cache_salt: str) -> int:
@@ -92,8 +100,8 @@ class _Holding:
 
     __slots__ = ("_heads", "_oldest", "_runs", "_ticks", "bit", "blocks", "blocks_max")
 
-    def __init__(self, slot: int, blocks_max: int) -> None:
-        self.bit = 1 << slot
+    def __init__(self, bit: int, blocks_max: int) -> None:
+        self.bit = bit
         self.blocks = 0
         self.blocks_max = blocks_max
         self._runs: dict[int, bytes] = {}
@@ -173,18 +181,25 @@ class PrefixIndex:
         """
         self._blocks_max_total = _checked_bound(blocks_max_total)
         self._slot_blocks_max = _checked_bound(slot_blocks_max)
-        self._shards: list[dict[int, int]] = [{} for _ in range(_SHARDS)]
+        self._shards, spans = _make_shards()
+        self._spans = cycle(spans)
         self._holdings: dict[int, _Holding] = {}
+        self._leaving: deque[_Holding] = deque()
+        """What forgotten slots held and was not freed yet."""
+        self._present = 0
+        """Bits of `_holdings`."""
+        self._slot_by_bit: list[int] = []
         self._held = 0
 
     @property
     def entries(self) -> int:
-        """Distinct names in the index."""
-        return sum(map(len, self._shards))
+        """Distinct names in the index, those of forgotten slots included until they are freed."""
+        return sum({id(shard): len(shard) for shard in self._shards}.values())
 
     @property
     def held(self) -> int:
-        """Blocks held, summed over the slots: what `blocks_max_total` bounds."""
+        """Blocks held, summed over the slots: what `blocks_max_total` bounds. Those of forgotten
+        slots count until they are freed."""
         return self._held
 
     def held_by(self, slot: int) -> int:
@@ -199,8 +214,11 @@ class PrefixIndex:
         """
         matched: dict[int, int] = {}
         for chain in chains:
-            for blocks, mask in self._ends(chain):
-                for slot in _slots_of(mask):
+            of_chain = self._match_chain(chain) if chain else {}
+            if not matched:
+                matched = of_chain
+            else:
+                for slot, blocks in of_chain.items():
                     matched[slot] = matched.get(slot, 0) + blocks
         return matched
 
@@ -215,12 +233,19 @@ class PrefixIndex:
             if blocks_max and chain:
                 self._learn_chain(holding, chain[:blocks_max])
                 self._shrink_to_bounds(holding)
+        self._free_leaving(_LEARN_FREES_BLOCKS)
 
     def forget(self, slot: int) -> None:
-        """Free everything of a slot, its own bound included; the slot may be used anew."""
+        """Forget everything of a slot, its own bound included; the slot may be used anew at once.
+
+        Of many blocks some are freed here and the rest bit by bit by later learns, so that an
+        endpoint that leaves does not stall the requests of the others.
+        """
         holding = self._holdings.pop(slot, None)
         if holding is not None:
-            self._evict(holding, holding.blocks)
+            self._present ^= holding.bit
+            self._leaving.append(holding)
+            self._free_leaving(_FORGET_FREES_BLOCKS)
 
     def resize(self, slot: int, blocks_max: int) -> None:
         """Bound a slot to what its engine can hold, in prefix blocks (not in the engine's, which
@@ -228,37 +253,47 @@ class PrefixIndex:
 
         Raises: ValueError if the bound is negative.
         """
+        blocks_max = _checked_bound(blocks_max)
         holding = self._holdings.get(slot) or self._open(slot)
-        holding.blocks_max = _checked_bound(blocks_max)
+        holding.blocks_max = blocks_max
         self._shrink_to_bounds(holding)
 
     def _open(self, slot: int) -> _Holding:
-        holding = self._holdings[slot] = _Holding(slot, self._slot_blocks_max)
+        # Not 1 << slot: the bit of a forgotten slot stays in masks until all is freed.
+        used = self._present
+        for leaving in self._leaving:
+            used |= leaving.bit
+        number = (~used & (used + 1)).bit_length() - 1
+        self._slot_by_bit[number : number + 1] = [slot]
+        self._present |= 1 << number
+        holding = self._holdings[slot] = _Holding(1 << number, self._slot_blocks_max)
         return holding
 
-    def _ends(self, chain: Sequence[int]) -> Iterator[tuple[int, int]]:
-        """Pairs of a match length and the mask of the slots whose match ends there, unordered.
+    def _match_chain(self, chain: Sequence[int]) -> dict[int, int]:
+        """Slot -> leading blocks held, of a chain of at least one block.
 
-        Between two positions with the same holders there is nothing to look up; where they
-        differ, the middle is looked up.
+        The holders only get fewer along the chain. So between two positions with the same holders
+        there is nothing to look up; where they differ, look in the middle.
         """
-        if not chain:
-            return
+        matched: dict[int, int] = {}
         shards = self._shards
-        first = shards[chain[0] & _SHARD_BITS].get(chain[0], 0)
+        first = shards[chain[0] & _PLACE_BITS].get(chain[0], 0) & self._present
         spans = [(0, first, len(chain), 0)] if first else []
         while spans:
             low, holders, high, remaining = spans.pop()
-            if high - low == 1:
-                yield high, holders & ~remaining
-                continue
-            middle = (low + high) // 2
-            name = chain[middle]
-            mask = shards[name & _SHARD_BITS].get(name, 0) & holders
-            if mask != holders:
-                spans.append((low, holders, middle, mask))
-            if mask != remaining:
-                spans.append((middle, mask, high, remaining))
+            while high - low > 1:
+                middle = (low + high) // 2
+                name = chain[middle]
+                mask = shards[name & _PLACE_BITS].get(name, 0) & holders
+                if mask == holders:
+                    low = middle
+                    continue
+                if mask != remaining:
+                    spans.append((middle, mask, high, remaining))
+                high, remaining = middle, mask
+            digits = bin(holders & ~remaining)[:1:-1].encode().translate(_DIGIT_VALUES)
+            matched.update(dict.fromkeys(compress(self._slot_by_bit, digits), high))
+        return matched
 
     def _learn_chain(self, holding: _Holding, chain: Sequence[int]) -> None:
         packed = array("Q", chain).tobytes()
@@ -272,9 +307,10 @@ class PrefixIndex:
     def _mark(self, bit: int, names: Iterable[int]) -> int:
         """Set a slot's bit on names it does not hold, up to the first that it does (a collision);
         tell how many were set."""
+        shards = self._shards
         marked = before = after = 0
         for name in names:
-            shard = self._shards[name & _SHARD_BITS]
+            shard = shards[name & _PLACE_BITS]
             mask = shard.get(name)
             if mask is None:
                 shard[name] = bit
@@ -289,10 +325,10 @@ class PrefixIndex:
 
     def _evict(self, holding: _Holding, blocks: int) -> None:
         """Free a slot's oldest blocks."""
-        bit = holding.bit
+        shards, bit = self._shards, holding.bit
         before = after = 0
         for name in holding.shed(blocks):
-            shard = self._shards[name & _SHARD_BITS]
+            shard = shards[name & _PLACE_BITS]
             mask = shard[name]
             if mask == bit:
                 del shard[name]
@@ -301,12 +337,35 @@ class PrefixIndex:
                     before, after = mask, mask ^ bit
                 shard[name] = after
         self._held -= blocks
+        for _ in range(0, blocks, _BLOCKS_PER_TRIM):
+            self._trim_next_shard()
+
+    def _trim_next_shard(self) -> None:
+        # Deletions use up a dict's room as insertions do, and a dict that has no room left makes
+        # itself three times as large as its content. A copy is made half as large again at most
+        # twice over; it is not worth it when the copy would be full again soon.
+        span = next(self._spans)
+        shard = self._shards[span.start]
+        if getsizeof(shard) > _ROOMY_BYTES + _ROOMY_BYTES_PER_NAME * len(shard):
+            self._shards[span] = [dict(shard)] * (span.stop - span.start)
+
+    def _free_leaving(self, blocks: int) -> None:
+        """Free up to so many blocks of forgotten slots."""
+        while self._leaving and blocks > 0:
+            holding = self._leaving[0]
+            freed = min(blocks, holding.blocks)
+            self._evict(holding, freed)
+            blocks -= freed
+            if not holding.blocks:
+                self._leaving.popleft()
 
     def _shrink_to_bounds(self, holding: _Holding) -> None:
         if holding.blocks > holding.blocks_max:
             self._evict(holding, holding.blocks - holding.blocks_max)
+        if self._held > self._blocks_max_total:
+            self._free_leaving(self._held - self._blocks_max_total)
         while self._held > self._blocks_max_total:
-            largest = max(self._holdings.values(), key=lambda other: other.blocks)
+            largest = max(self._holdings.values(), key=attrgetter("blocks"))
             self._evict(largest, min(self._held - self._blocks_max_total, largest.blocks))
 
 
@@ -314,6 +373,20 @@ def _checked_bound(blocks: int) -> int:
     if blocks < 0:
         raise ValueError(f"a bound of {blocks} blocks: must not be negative")
     return blocks
+
+
+def _make_shards() -> tuple[list[dict[int, int]], list[slice]]:
+    """Empty dicts by a name's low bits, and the places of each.
+
+    Each has 4 to 7 neighbouring places: of different size, they grow at different times, and the
+    room that a dict keeps unused averages out."""
+    shards: list[dict[int, int]] = []
+    spans: list[slice] = []
+    while (start := len(shards)) < _PLACES:
+        stop = min(start + 4 + len(spans) % 4, _PLACES)
+        shards += [{}] * (stop - start)
+        spans.append(slice(start, stop))
+    return shards, spans
 
 
 def _first_name(run: bytes) -> int:
@@ -335,8 +408,3 @@ def _common_bytes(run: bytes, packed: bytes) -> int:
         else:
             high = middle - 1
     return low * _NAME_BYTES
-
-
-def _slots_of(mask: int) -> Iterable[int]:
-    """Positions of the set bits, ascending."""
-    return compress(count(), bin(mask)[:1:-1].encode().translate(_BINARY_DIGITS))

@@ -150,8 +150,8 @@ _REFERENCE_NAMES: Mapping[Kind, str] = {
 REFERENCE: Mapping[str, Kind] = MappingProxyType(
     {name: kind for kind, names in _REFERENCE_NAMES.items() for name in names.split()}
 )
-"""Every type name of the reference EPP (llm-d-router 0.10, experimental and deprecated ones too) and
-its main kind."""
+"""Every type name of the reference EPP (llm-d-router 0.10), experimental and deprecated ones too,
+and its main kind."""
 
 NOT_BUILT: Mapping[str, Kind] = MappingProxyType(
     {

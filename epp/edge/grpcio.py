@@ -32,7 +32,7 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 
 import grpc
 import msgspec
@@ -46,6 +46,7 @@ from epp.edge.tls import CertificateSource, KeyPair
 PROCESS_PATH = f"/{EXT_PROC_SERVICE}/Process"
 
 _RESET_S = 0.01
+_STOP_S = 1.0
 _RESOURCE_EXHAUSTED, _INTERNAL = 8, 13
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -78,6 +79,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             ("grpc.so_reuseport", 0),  # a second process must fail to bind, not share the port
             ("grpc.keepalive_time_ms", round(self.keepalive_s * 1e3)),
             ("grpc.keepalive_timeout_ms", round(self.keepalive_timeout_s * 1e3)),
+            ("grpc.http2.ping_timeout_ms", round(self.keepalive_timeout_s * 1e3)),
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.http2.max_pings_without_data", 0),
             ("grpc.http2.max_ping_strikes", 0),
@@ -252,8 +254,8 @@ class _Method:
         self.calls_max = calls_max
         self.outlives_half_close = outlives_half_close
         self.calls: set[_Call] = set()
-        self.readers: set[asyncio.Task[None]] = set()
-        """Reading tasks; one may end a little later than its call."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        """Writers and readers; gRPC's own end of a call may come before theirs."""
 
     async def handle(self, _messages: object, context: aio.ServicerContext) -> None:
         """Serve one RPC; grpc.aio runs this in a task of its own."""
@@ -263,18 +265,26 @@ class _Method:
             return
         call = _Call(self, context)
         self.calls.add(call)
+        self.keep(asyncio.current_task())
         try:
             await call.run()
         finally:
             self.calls.discard(call)
 
+    def keep(self, task: asyncio.Task[None] | None) -> None:
+        """Hold a task until it is done, and know it."""
+        if task is not None:
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
     async def close(self) -> None:
-        """After the server has stopped: close what grpc.aio has not told us of yet."""
+        """After the server has stopped: tell every stream, and let the tasks end, so that none is
+        cancelled in the middle of a native operation when the event loop closes."""
         for call in tuple(self.calls):
             call.close()
-        self.calls.clear()
-        if self.readers:
-            await asyncio.wait(self.readers, timeout=1.0)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_STOP_S)
+        await asyncio.sleep(0)  # grpc.aio's tasks that wait for these
 
 
 class _Call:
@@ -344,7 +354,7 @@ class _Call:
             return
         try:
             stream.on_close()
-        except Exception:
+        except Exception:  # noqa: BLE001 - a bug of ours must not end other streams
             _log.exception("closing a stream failed")
 
     async def run(self) -> None:
@@ -366,12 +376,10 @@ class _Call:
     def _open(self) -> None:
         try:
             self._stream = stream = self._method.factory(self)
-        except Exception:
+        except Exception:  # noqa: BLE001 - a bug of ours must not end other streams
             self._fail("opening a stream failed")
             return
-        reader = asyncio.create_task(self._read(stream))
-        self._method.readers.add(reader)
-        reader.add_done_callback(self._method.readers.discard)
+        self._method.keep(asyncio.create_task(self._read(stream)))
 
     async def _read(self, stream: Stream) -> None:
         while self._readable():
@@ -386,7 +394,7 @@ class _Call:
                 return
             try:
                 stream.on_message(data)
-            except Exception:
+            except Exception:  # noqa: BLE001 - as in `_open`
                 self._fail("a message of a stream failed")
             await self._wait_for_room()
 

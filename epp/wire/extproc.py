@@ -200,9 +200,7 @@ def _read_headers(data: bytes, at: int, end: int) -> tuple[dict[str, str], bool]
     return headers, end_of_stream
 
 
-def _read_header_map(
-    padded: bytes, text: str, names: str, at: int, end: int
-) -> dict[str, str]:
+def _read_header_map(padded: bytes, text: str, names: str, at: int, end: int) -> dict[str, str]:
     """Read the `HeaderMap` in `padded[at:end]`; `text` and `names` are the same in latin-1, `names`
     lower-cased. `_PADDING` follows the message, so a look at the next header checks no end."""
     headers: dict[str, str] = {}

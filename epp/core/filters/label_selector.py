@@ -1,5 +1,7 @@
 """Filters by endpoint label, as Kubernetes selects objects; their result is kept per membership."""
 
+# ruff: noqa: ARG002 - every plugin of a kind takes the same arguments, used or not
+
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -8,7 +10,7 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from epp.core.model import NO_LABELS, Endpoint, Plugin, Reads, Request
+from epp.core.model import Endpoint, Plugin, Reads, Request
 
 LabelName = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -61,7 +63,7 @@ class LabelSelectorFilter(Plugin, frozen=True):
 
     reads: ClassVar[Reads] = Reads.LABELS
 
-    match_labels: Mapping[str, str] = NO_LABELS
+    match_labels: Mapping[str, str] = msgspec.field(default_factory=dict)
     """Label name -> the value it must have."""
     match_expressions: tuple[LabelRequirement, ...] = ()
     """Further requirements; all must hold."""

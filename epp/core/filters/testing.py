@@ -18,7 +18,7 @@ class HeaderBasedTestingFilter(Plugin, frozen=True):
     endpoint is kept, so that a conformance test cannot pass by luck.
 
     Reads: `Request.headers`.
-    Source: llm-d and Gateway API Inference Extension `header-based-testing-filter`; there IPv4 only.
+    Source: llm-d `header-based-testing-filter`; there IPv4 only.
     """
 
     reads: ClassVar[Reads] = Reads.REQUEST

@@ -1,5 +1,7 @@
 """The pickers that leave the choice to chance, evenly or by score."""
 
+# ruff: noqa: ARG002 - every plugin of a kind takes the same arguments, used or not
+
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -48,9 +50,8 @@ class WeightedRandomPicker(Plugin, frozen=True):
         self, endpoints: Sequence[Endpoint], totals: Sequence[float], rng: Random
     ) -> list[int]:
         count = len(totals)
-        if self.max_num_of_endpoints == 1 and max(totals) > 0.0:
-            weights = [total if total > 0.0 else 0.0 for total in totals]
-            return rng.choices(range(count), weights)
+        if self.max_num_of_endpoints == 1 and min(totals) >= 0.0 < max(totals):
+            return rng.choices(range(count), totals)
         order = rng.sample(range(count), count)
         times = [rng.expovariate(total) if total > 0.0 else inf for total in totals]
         order.sort(key=times.__getitem__)

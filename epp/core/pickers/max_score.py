@@ -1,5 +1,7 @@
 """The picker that takes the best."""
 
+# ruff: noqa: ARG002 - every plugin of a kind takes the same arguments, used or not
+
 from __future__ import annotations
 
 from collections.abc import Sequence

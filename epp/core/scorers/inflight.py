@@ -1,6 +1,8 @@
 """Scorers over what we sent ourselves and have not seen end: exact and current, where a scrape is
 old, but blind to other routers' requests. An endpoint that never reported is no exception here."""
 
+# ruff: noqa: ARG002 - every plugin of a kind takes the same arguments, used or not
+
 from __future__ import annotations
 
 from collections.abc import Sequence

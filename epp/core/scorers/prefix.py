@@ -71,7 +71,7 @@ class NoHitLruScorer(Plugin, frozen=True):
 
     def __call__(self, request: Request, endpoints: Sequence[Endpoint]) -> list[float]:
         holders = request.match.by_slot
-        if holders and any([e.slot in holders for e in endpoints]):
+        if holders and any(e.slot in holders for e in endpoints):
             return [0.5] * len(endpoints)
         last = len(endpoints) - 1
         if last < 1:

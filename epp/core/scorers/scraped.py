@@ -4,6 +4,8 @@ An endpoint without a report scores `unknown`, so it is never taken for an idle 
 scores the family's best. The results change with the scrapes only and are kept between them.
 """
 
+# ruff: noqa: ARG002 - every plugin of a kind takes the same arguments, used or not
+
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,0 +1,1 @@
+"""Generated protobuf code, the tests' oracle; `protos/README.md` says how to generate it."""

@@ -1,0 +1,69 @@
+"""Why an endpoint was picked, in words a person can read and in a label a graph can use.
+
+Everything is derived from the decision itself: no work is done for it on the way of a request.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from epp.core.decide import Decision
+from epp.core.model import Endpoint
+
+
+class Reason(StrEnum):
+    """The one-word reason of a pick."""
+
+    ONLY = "only"
+    """There was no other candidate."""
+    PREFIX = "prefix"
+    """It held the longest part of the prompt, and no other held as much for less load."""
+    SPREAD = "spread"
+    """Others held more of the prompt; load outweighed it."""
+    LOAD = "load"
+    """No candidate held any of the prompt: load decided."""
+
+
+def reason_of(decision: Decision) -> Reason:
+    """Classify a pick."""
+    pick, match = decision.pick, decision.request.match
+    if len(pick.candidates) <= 1:
+        return Reason.ONLY
+    by_slot = match.by_slot
+    if not by_slot:
+        return Reason.LOAD
+    best = max((by_slot.get(e.slot, 0) for e in pick.candidates), default=0)
+    if not best:
+        return Reason.LOAD
+    return Reason.PREFIX if by_slot.get(pick.endpoint.slot, 0) == best else Reason.SPREAD
+
+
+def explain(decision: Decision) -> str:
+    """One sentence: who was picked, what spoke for it, and who came second."""
+    pick = decision.pick
+    text = f"{_describe(pick.endpoint, decision)}: {_total(pick.endpoint, decision)}"
+    order = sorted(range(len(pick.candidates)), key=lambda i: -pick.totals[i])
+    others = [pick.candidates[i] for i in order if pick.candidates[i] is not pick.endpoint]
+    if not others:
+        return f"{text}; the only candidate"
+    second = others[0]
+    return f"{text}; next {_describe(second, decision)}: {_total(second, decision)}"
+
+
+def _describe(endpoint: Endpoint, decision: Decision) -> str:
+    request = decision.request
+    match = request.match
+    held = min(request.prompt_tokens, match.by_slot.get(endpoint.slot, 0) * match.block_tokens)
+    load = endpoint.load
+    waiting = "unknown" if load.waiting is None else load.waiting
+    return (
+        f"{endpoint.address} ({held} of {request.prompt_tokens} tokens cached, "
+        f"{endpoint.inflight_requests} in flight, {waiting} waiting)"
+    )
+
+
+def _total(endpoint: Endpoint, decision: Decision) -> str:
+    pick = decision.pick
+    at = next(i for i, e in enumerate(pick.candidates) if e is endpoint)
+    terms = " + ".join(f"{t.weight:g}x{t.scores[at]:.2f} {t.name}" for t in pick.terms)
+    return f"{pick.totals[at]:.3f} = {terms}" if terms else f"{pick.totals[at]:.3f}"

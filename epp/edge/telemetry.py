@@ -1,0 +1,376 @@
+"""What is seen from outside: counts and logs what exchanges, scrapes and the loop report.
+
+It is an `exchange.Watcher`: called after the answer was handed to the transport, so nothing here
+delays a request. Label values that a client chooses (model, fairness id) are capped: after
+`label_values_max` distinct ones, new ones are counted as `other`. Series of an endpoint that has
+left are dropped. Logs carry ids, names, counts and times, never prompt text or header values.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from statistics import fmean, pstdev
+
+import msgspec
+
+from epp.core.decide import Decider
+from epp.core.errors import DropReason
+from epp.core.exchange import Exchange
+from epp.core.explain import explain, reason_of
+from epp.core.model import Cause, Clock, Endpoint, Usage
+from epp.edge.logs import VERBOSE
+from epp.edge.metrics import OUR_PREFIX, PREFIX, Counter, Histogram, Metrics, Reading
+
+OTHER = "other"
+PRODUCER = "inflight-load-producer"
+INDEXER = ("approx-prefix-cache-producer", "approx-prefix-cache-producer")
+
+log = logging.getLogger(__name__)
+
+
+class LabelCap:
+    """Keeps the number of distinct values of one label bounded."""
+
+    def __init__(self, values_max: int) -> None:
+        self._values_max = values_max
+        self._seen: set[str] = set()
+
+    def __call__(self, value: str) -> str:
+        if value in self._seen:
+            return value
+        if len(self._seen) >= self._values_max:
+            return OTHER
+        self._seen.add(value)
+        return value
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+
+class RequestSeries(msgspec.Struct):
+    """The series of one combination of request labels, found once and then only added to."""
+
+    labels: tuple[str, str, str, str]
+    total: Counter
+    duration_s: Histogram
+    size_bytes: Histogram
+    response_bytes: Histogram
+    input_tokens: Histogram
+    output_tokens: Histogram
+    cached_tokens: Histogram
+    ntpot_s: Histogram
+    tpot_s: Histogram
+    ttft_s: tuple[Histogram, Histogram]
+    """Not streamed, streamed."""
+    running: int = 0
+
+
+class Telemetry:
+    """Implements `exchange.Watcher` and `pool.PoolListener`.
+
+    Args:
+        pool_name: label `name` of the pool's gauges.
+        label_values_max: distinct values per client-chosen label, and label combinations.
+        stream_metrics: export `extproc_streams_*`.
+    """
+
+    def __init__(
+        self,
+        *,
+        decider: Decider,
+        clock: Clock,
+        pool_name: str,
+        label_values_max: int,
+        stream_metrics: bool,
+    ) -> None:
+        self._decider = decider
+        self._clock = clock
+        self._pool_name = pool_name
+        self._label_values_max = label_values_max
+        self._stream_metrics = stream_metrics
+        self._models, self._flows = LabelCap(label_values_max), LabelCap(label_values_max)
+        self._requests: dict[tuple[str, str, int], RequestSeries] = {}
+        self._running: dict[Exchange, RequestSeries] = {}
+        self.streams_open = 0
+        self.metrics = metrics = Metrics(self._read_gauges)
+        self._families = {
+            name: metrics.histogram(PREFIX + name)
+            for name in (
+                "request_duration_seconds",
+                "request_size_bytes",
+                "response_size_bytes",
+                "request_input_tokens",
+                "request_output_tokens",
+                "request_cached_tokens",
+                "request_ntpot_seconds",
+                "request_streaming_tpot_seconds",
+                "request_ttft_seconds",
+            )
+        }
+        self._total = metrics.counter(f"{PREFIX}request_total")
+        self._errors = metrics.counter(f"{PREFIX}request_error_total")
+        self._attempts = metrics.counter(f"{PREFIX}scheduler_attempts_total")
+        self.decision_s = metrics.histogram(f"{PREFIX}scheduler_e2e_duration_seconds").series()
+        self._hit_ratio = metrics.histogram(f"{PREFIX}prefix_indexer_hit_ratio").series(*INDEXER)
+        self._hit_bytes = metrics.histogram(f"{PREFIX}prefix_indexer_hit_bytes").series(*INDEXER)
+        self._poll_errors = metrics.counter(f"{PREFIX}datalayer_poll_errors_total")
+        self._picks = metrics.counter(f"{OUR_PREFIX}picks_total")
+        self._drops = metrics.counter(f"{OUR_PREFIX}drops_total")
+        self._ignored = metrics.counter(f"{OUR_PREFIX}ignored_messages_total").series()
+        self._bugs = metrics.counter(f"{OUR_PREFIX}bugs_total").series()
+        self._served_elsewhere = metrics.counter(f"{OUR_PREFIX}served_elsewhere_total").series()
+        self._scrape_s = metrics.histogram(f"{OUR_PREFIX}scrape_duration_seconds").series()
+        self.loop_lag_s = metrics.histogram(f"{OUR_PREFIX}loop_lag_seconds").series()
+        if stream_metrics:
+            self._stream_s = metrics.histogram(f"{PREFIX}extproc_stream_duration_seconds").series()
+            self._streams = metrics.counter(f"{PREFIX}extproc_streams_total")
+
+    # -- exchange.Watcher ------------------------------------------------------------------
+
+    def decided(self, exchange: Exchange) -> None:
+        """Count a decision; log it at verbosity 4."""
+        decision = exchange.decision
+        assert decision is not None
+        request, pick = decision.request, decision.pick
+        series = self._series(exchange)
+        series.total.inc()
+        series.running += 1
+        series.size_bytes.observe(exchange.body_bytes)
+        self._running[exchange] = series
+        endpoint = pick.endpoint
+        self._attempts.series(
+            "success",
+            series.labels[1],
+            endpoint.name,
+            endpoint.namespace,
+            str(endpoint.spec.port),
+        ).inc()
+        self._picks.series(reason_of(decision).value).inc()
+        if request.match.blocks and request.prompt_tokens:
+            self._hit_ratio.observe(decision.matched_tokens / request.prompt_tokens)
+            self._hit_bytes.observe(decision.matched_tokens * 4)
+        if log.isEnabledFor(logging.DEBUG):
+            log.debug("picked %s", explain(decision), extra={"fields": _request_fields(exchange)})
+
+    def finished(self, exchange: Exchange) -> None:
+        """Count an exchange that is over."""
+        series = self._running.pop(exchange, None)
+        if series is not None:
+            series.running -= 1
+            self._count_response(exchange, series)
+        if exchange.drop is not None:
+            self._count_drop(exchange, exchange.drop.reason)
+        if exchange.ignored_messages:
+            self._ignored.inc(exchange.ignored_messages)
+        if self._stream_metrics:
+            self._stream_s.observe((exchange.finished_s or 0.0) - exchange.started_s)
+            self._streams.series(exchange.cause.value if exchange.cause else "unknown").inc()
+        if log.isEnabledFor(VERBOSE):
+            log.log(VERBOSE, "exchange over", extra={"fields": _summary(exchange)})
+
+    def _count_response(self, exchange: Exchange, series: RequestSeries) -> None:
+        decision = exchange.decision
+        assert decision is not None
+        status = exchange.status
+        if status is not None and status >= 400:
+            self._errors.series(*series.labels, "ModelServerError").inc()
+        if exchange.served is not None and exchange.served != decision.pick.endpoint.address:
+            self._served_elsewhere.inc()
+        if exchange.first_byte_s is not None:
+            ttft_s = exchange.first_byte_s - exchange.started_s
+            series.ttft_s[exchange.response_streaming].observe(ttft_s)
+        if exchange.cause is not Cause.NATURAL or exchange.finished_s is None:
+            return
+        duration_s = exchange.finished_s - exchange.started_s
+        series.duration_s.observe(duration_s)
+        series.response_bytes.observe(exchange.response_bytes)
+        if exchange.usage is not None:
+            _count_usage(exchange, exchange.usage.usage, series, duration_s)
+
+    def _count_drop(self, exchange: Exchange, reason: DropReason) -> None:
+        self._drops.series(reason.value).inc()
+        series = self._series(exchange)
+        self._errors.series(*series.labels, reason.value).inc()
+        if reason is DropReason.NO_ENDPOINTS:
+            self._attempts.series("failure", series.labels[1], "", "", "").inc()
+
+    def _series(self, exchange: Exchange) -> RequestSeries:
+        request = exchange.request
+        key = ("", "", 0)
+        if request is not None:
+            key = (request.model, request.fairness_id, request.priority)
+        found = self._requests.get(key)
+        if found is not None:
+            return found
+        model, flow = self._models(key[0]), self._flows(key[1])
+        if len(self._requests) >= 2 * self._label_values_max:
+            model = flow = OTHER
+        if (model, flow) != key[:2]:
+            capped = (model, flow, key[2])
+            found = self._requests.get(capped)
+            if found is None:
+                found = self._requests[capped] = self._new_series(*capped)
+            return found
+        found = self._requests[key] = self._new_series(*key)
+        return found
+
+    def _new_series(self, model: str, flow: str, priority: int) -> RequestSeries:
+        labels = (model, model, flow, str(priority))
+        one = {name: f.series(*labels) for name, f in self._families.items() if "ttft" not in name}
+        ttft = self._families["request_ttft_seconds"]
+        return RequestSeries(
+            labels=labels,
+            total=self._total.series(*labels),
+            duration_s=one["request_duration_seconds"],
+            size_bytes=one["request_size_bytes"],
+            response_bytes=one["response_size_bytes"],
+            input_tokens=one["request_input_tokens"],
+            output_tokens=one["request_output_tokens"],
+            cached_tokens=one["request_cached_tokens"],
+            ntpot_s=one["request_ntpot_seconds"],
+            tpot_s=one["request_streaming_tpot_seconds"],
+            ttft_s=(ttft.series(*labels, "false"), ttft.series(*labels, "true")),
+        )
+
+    # -- other reporters -------------------------------------------------------------------
+
+    def scraped_page(self, failure: str | None, seconds: float) -> None:
+        """One scrape ended; `failure` is why it failed, `None` if it worked."""
+        self._scrape_s.observe(seconds)
+        if failure is not None:
+            self._poll_errors.series("metrics-data-source", str(failure)).inc()
+
+    def bug(self, exchange: Exchange, error: Exception) -> None:
+        """An exception that should not have been: logged with its traceback, once per event."""
+        self._bugs.inc()
+        log.error(
+            "a bug: one request failed in phase %s",
+            exchange.phase.name,
+            exc_info=error,
+            extra={"fields": _request_fields(exchange)},
+        )
+
+    # -- pool.PoolListener -----------------------------------------------------------------
+
+    def joined(self, endpoint: Endpoint) -> None:
+        log.info("endpoint joined", extra={"fields": {"endpoint": endpoint.address}})
+
+    def left(self, endpoint: Endpoint) -> None:
+        log.info("endpoint left", extra={"fields": {"endpoint": endpoint.address}})
+        gone = (endpoint.name, endpoint.namespace, str(endpoint.spec.port))
+        self._attempts.remove(lambda values: values[2:] == gone)
+
+    def restarted(self, endpoint: Endpoint) -> None:
+        log.info("endpoint restarted", extra={"fields": {"endpoint": endpoint.address}})
+
+    def scraped(self, endpoint: Endpoint) -> None:
+        pass
+
+    # -- gauges ----------------------------------------------------------------------------
+
+    def _read_gauges(self) -> Mapping[str, Iterable[Reading]]:
+        gauges: dict[str, list[Reading]] = {
+            f"{PREFIX}request_running": self._running_readings(),
+            f"{PREFIX}info": [(("", ""), 1.0)],
+            f"{OUR_PREFIX}label_values": [
+                (("model_name",), len(self._models)),
+                (("fairness_id",), len(self._flows)),
+            ],
+            f"{OUR_PREFIX}label_values_max": [((), self._label_values_max)],
+        }
+        if self._stream_metrics:
+            gauges[f"{PREFIX}extproc_streams_inflight"] = [((), self.streams_open)]
+        gauges |= self._pool_gauges() | self._prefix_gauges()
+        return gauges
+
+    def _running_readings(self) -> list[Reading]:
+        sums: dict[tuple[str, ...], float] = {}
+        for series in self._requests.values():
+            sums[series.labels] = sums.get(series.labels, 0) + series.running
+        return list(sums.items())
+
+    def _pool_gauges(self) -> dict[str, list[Reading]]:
+        pool, name = self._decider.pool, (self._pool_name,)
+        now_s = self._clock()
+        ready = pool.snapshot(now_s).endpoints
+        endpoints = pool.endpoints
+        fresh = [e for e in endpoints if e.load.at_s is not None]
+        ejected = sum(1 for e in endpoints if e.ejected_until_s > now_s)
+        gauges: dict[str, list[Reading]] = {
+            f"{PREFIX}ready_endpoints": [(name, len(ready))],
+            f"{OUR_PREFIX}endpoints": [
+                (("alive",), len(endpoints)),
+                (("unknown",), len(endpoints) - len(fresh)),
+                (("ejected",), ejected),
+            ],
+            f"{PREFIX}per_endpoint_queue_size": [
+                ((*name, e.address), e.load.waiting) for e in fresh if e.load.waiting is not None
+            ],
+        }
+        for suffix, values in (
+            ("kv_cache_utilization", [e.load.kv_usage_ratio for e in fresh]),
+            ("queue_size", [e.load.waiting for e in fresh]),
+            ("running_requests", [e.load.running for e in fresh]),
+        ):
+            known = [float(v) for v in values if v is not None]
+            if known:
+                gauges[f"{PREFIX}average_{suffix}"] = [(name, fmean(known))]
+                gauges[f"{PREFIX}std_dev_{suffix}"] = [(name, pstdev(known))]
+        for suffix, attribute in (("requests", "inflight_requests"), ("tokens", "inflight_tokens")):
+            gauges[f"{PREFIX}inflight_{suffix}"] = [
+                ((e.name, e.namespace, PRODUCER), getattr(e, attribute)) for e in endpoints
+            ]
+        return gauges
+
+    def _prefix_gauges(self) -> dict[str, list[Reading]]:
+        prefix = self._decider.prefix
+        if prefix is None:
+            return {}
+        return {
+            f"{PREFIX}prefix_indexer_size": [(INDEXER, prefix.index.entries)],
+            f"{OUR_PREFIX}prefix_held_blocks": [((), prefix.index.held)],
+            f"{OUR_PREFIX}prefix_held_blocks_max": [((), prefix.params.blocks_max_total)],
+        }
+
+
+def _count_usage(
+    exchange: Exchange, usage: Usage, series: RequestSeries, duration_s: float
+) -> None:
+    if usage.prompt_tokens is not None:
+        series.input_tokens.observe(usage.prompt_tokens)
+    if usage.cached_tokens is not None:
+        series.cached_tokens.observe(usage.cached_tokens)
+    tokens = usage.completion_tokens
+    if not tokens:
+        return
+    series.output_tokens.observe(tokens)
+    series.ntpot_s.observe(duration_s / tokens)
+    first_s, last_s = exchange.first_byte_s, exchange.last_byte_s
+    if exchange.response_streaming and tokens > 1 and first_s is not None and last_s is not None:
+        series.tpot_s.observe((last_s - first_s) / (tokens - 1))
+
+
+def _request_fields(exchange: Exchange) -> dict[str, object]:
+    request = exchange.request
+    if request is None:
+        return {}
+    return {"request_id": request.id[:128], "model": request.model[:128], "api": request.api.value}
+
+
+def _summary(exchange: Exchange) -> dict[str, object]:
+    fields = _request_fields(exchange)
+    decision = exchange.decision
+    if decision is not None:
+        fields["endpoint"] = decision.pick.endpoint.address
+        fields["matched_tokens"] = decision.matched_tokens
+        fields["prompt_tokens"] = decision.request.prompt_tokens
+    if exchange.drop is not None:
+        fields["drop_reason"] = exchange.drop.reason.value
+    if exchange.first_byte_s is not None:
+        fields["ttft_s"] = round(exchange.first_byte_s - exchange.started_s, 6)
+    if exchange.finished_s is not None:
+        fields["duration_s"] = round(exchange.finished_s - exchange.started_s, 6)
+    fields["status"] = exchange.status
+    fields["cause"] = exchange.cause.value if exchange.cause else None
+    return fields

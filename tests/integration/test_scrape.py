@@ -1,0 +1,522 @@
+"""The scraper against real sockets on loopback, in real time with short intervals."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import logging
+import socket
+import ssl
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+from epp.core.model import Endpoint, EndpointSpec
+from epp.core.pool import Members, Pool, Scraped, ScrapeFailed
+from epp.edge.scrape import EngineChooser, FailureReason, Scraper, ScrapeSettings
+from epp.wire.exposition import ENGINES
+
+PAGE = b'vllm:num_requests_waiting{engine="0"} 3\nvllm:num_requests_running 1\n'
+PAGE += b"vllm:kv_cache_usage_perc 0.5\n"
+SGLANG_PAGE = b"sglang:num_queue_reqs 4\nsglang:num_running_reqs 2\nsglang:token_usage 0.25\n"
+FAST = ScrapeSettings(interval_s=0.05, timeout_s=0.25)
+
+
+def reply(body: bytes = PAGE, status: str = "200 OK", headers: str = "") -> bytes:
+    head = f"HTTP/1.1 {status}\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
+    return head.encode() + body
+
+
+class Engine:
+    """One HTTP server on a free port; `reply` is what it answers, `None` = accept and stay silent.
+    Changed at will while it runs."""
+
+    def __init__(self, answer: bytes | None = reply()) -> None:
+        self.answer = answer
+        self.close_after = False
+        self.requests: list[str] = []
+        self.request_times_s: list[float] = []
+        self.connections = 0
+        self.open: set[asyncio.StreamWriter] = set()
+        self.at_once = self.at_once_max = 0
+        self.seen = asyncio.Condition()
+        self.spec = EndpointSpec("127.0.0.1", 0)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        self.open.add(writer)
+        try:
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                self.requests.append(head.decode())
+                self.request_times_s.append(time.monotonic())
+                await self.tell()
+                if self.answer is None:
+                    self.at_once += 1
+                    self.at_once_max = max(self.at_once, self.at_once_max)
+                    try:
+                        await reader.read()
+                    finally:
+                        self.at_once -= 1
+                    return
+                writer.write(self.answer)
+                if self.close_after:
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.open.discard(writer)
+            writer.close()
+            await self.tell()
+
+    async def tell(self) -> None:
+        async with self.seen:
+            self.seen.notify_all()
+
+    async def until(self, wanted: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20), self.seen:
+            await self.seen.wait_for(wanted)
+
+
+@asynccontextmanager
+async def engines(
+    *answers: bytes | None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[list[Engine]]:
+    """One engine per answer; a single good one if none is given."""
+    servers, found = [], []
+    try:
+        for answer in answers or (reply(),):
+            engine = Engine(answer)
+            server = await asyncio.start_server(engine.serve, "127.0.0.1", 0, ssl=tls)
+            engine.spec = EndpointSpec("127.0.0.1", server.sockets[0].getsockname()[1])
+            servers.append(server)
+            found.append(engine)
+        yield found
+    finally:
+        for server in servers:
+            server.close()
+        for engine in found:
+            for writer in list(engine.open):
+                writer.transport.abort()
+
+
+class World:
+    """A pool and a scraper that runs, and what came out of it."""
+
+    def __init__(self, **options: object) -> None:
+        self.pool = Pool(stale_after_s=0.4)
+        self.events: list[Scraped | ScrapeFailed] = []
+        self.reasons: Counter[FailureReason | None] = Counter()
+        self.changed = asyncio.Condition()
+        arguments = {"settings": FAST, "chooser": EngineChooser(), "rng": Random(1), **options}
+        self.scraper = Scraper(pool=self.pool, apply=self.apply, report=self.report, **arguments)
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def apply(self, event: Scraped | ScrapeFailed) -> None:
+        self.events.append(event)
+        self.pool.apply(event, time.monotonic())
+        task = asyncio.ensure_future(self.tell())
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+
+    async def tell(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    def report(self, reason: FailureReason | None, duration_s: float) -> None:
+        assert 0 <= duration_s < 20
+        self.reasons[reason] += 1
+
+    def members(self, *specs: EndpointSpec) -> None:
+        self.pool.apply(Members(specs), time.monotonic())
+        self.scraper.members_changed()
+
+    def endpoint(self, engine: Engine) -> Endpoint:
+        return self.pool.by_address[engine.spec.address]
+
+    async def until(self, wanted: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20), self.changed:
+            await self.changed.wait_for(wanted)
+
+    async def one(self, engine: Engine) -> Scraped | ScrapeFailed:
+        """The first event after the engine joins."""
+        self.members(engine.spec)
+        await self.until(lambda: bool(self.events))
+        return self.events[0]
+
+
+@asynccontextmanager
+async def world(**options: object) -> AsyncIterator[World]:
+    made = World(**options)
+    task = asyncio.ensure_future(made.scraper.run())
+    try:
+        await asyncio.sleep(0)
+        yield made
+        assert not task.done()
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled(), "run ended by itself"
+
+
+async def test_a_scrape_reaches_the_pool_and_says_when_it_was_made() -> None:
+    async with engines(reply()) as [engine], world() as w:
+        before_s = time.monotonic()
+        event = await w.one(engine)
+        load = w.endpoint(engine).load
+        assert isinstance(event, Scraped)
+        assert (load.waiting, load.running, load.kv_usage_ratio) == (3, 1, 0.5)
+        assert load.at_s is not None
+        assert before_s <= load.at_s <= time.monotonic()
+        assert w.reasons == {None: 1}
+        assert engine.requests[0].startswith("GET /metrics HTTP/1.1\r\n")
+
+
+async def test_F07_a_failing_endpoint_grows_stale_and_is_never_taken_for_idle() -> None:
+    async with engines(reply(PAGE.replace(b" 3", b" 0"))) as [engine], world() as w:
+        await w.one(engine)
+        endpoint = w.endpoint(engine)
+        assert endpoint.load.waiting == 0
+        engine.answer = reply(status="500 Internal Server Error")
+        await w.until(lambda: endpoint.scrape_failures >= 2)
+        assert endpoint.load.at_s is not None
+        stale_at_s = endpoint.load.at_s + w.pool.stale_after_s
+        w.pool.snapshot(stale_at_s - 0.01)
+        assert endpoint.load.waiting == 0
+        w.pool.snapshot(stale_at_s + 0.01)
+        assert endpoint.load.waiting is None
+        engine.answer = reply()
+        await w.until(lambda: endpoint.load.waiting == 3)
+
+
+async def test_F09_one_silent_endpoint_of_fifty_delays_no_other() -> None:
+    async with engines(None, *[reply()] * 49) as [tarpit, *others], world() as w:
+        w.members(*(e.spec for e in (tarpit, *others)))
+        await w.until(lambda: w.reasons[FailureReason.TIMEOUT] >= 2)
+        assert tarpit.at_once_max == 1
+        for engine in others:
+            times_s = engine.request_times_s
+            gaps_s = [b - a for a, b in pairwise(times_s)]
+            assert len(times_s) > 4
+            # Far below the time-out; the margin is for a busy machine.
+            assert sorted(gaps_s)[len(gaps_s) // 2] < 0.12
+        assert w.reasons[None] > 49 * 4
+        assert not [e for e in w.events if isinstance(e, ScrapeFailed) and e.unreachable]
+
+
+async def test_F09_more_silent_endpoints_than_scrapes_at_once_still_let_others_through() -> None:
+    settings = ScrapeSettings(interval_s=0.05, timeout_s=0.1, concurrency_max=4)
+    async with engines(*[None] * 8, reply()) as [*tarpits, good], world(settings=settings) as w:
+        w.members(*(e.spec for e in (*tarpits, good)))
+        await w.until(lambda: w.reasons[None] >= 2)
+        assert sum(t.at_once for t in tarpits) <= 4
+        assert max(t.at_once_max for t in tarpits) == 1
+
+
+async def test_F10_a_hundred_and_fifty_endpoints_are_scraped_over_kept_connections() -> None:
+    settings = ScrapeSettings(interval_s=0.3, timeout_s=1.0)
+    async with engines(*[reply()] * 150) as many, world(settings=settings) as w:
+        w.members(*(e.spec for e in many))
+        await w.until(lambda: min(len(e.requests) for e in many) >= 3)
+        assert all(w.endpoint(e).load.waiting == 3 for e in many)
+        assert w.reasons.keys() == {None}
+        assert {e.connections for e in many} == {1}
+
+
+async def test_phases_of_endpoints_that_join_together_are_spread() -> None:
+    settings = ScrapeSettings(interval_s=0.5, timeout_s=1.0)
+    async with engines(*[reply()] * 40) as many, world(settings=settings) as w:
+        w.members(*(e.spec for e in many))
+        await w.until(lambda: min(len(e.requests) for e in many) >= 2)
+        start_s = min(e.request_times_s[0] for e in many)
+        assert max(e.request_times_s[0] for e in many) < start_s + 0.4
+        tenths = Counter(int((e.request_times_s[1] - start_s) * 10) for e in many)
+        assert max(tenths.values()) <= 20
+        assert len(tenths) >= 4
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (reply(b"<html>\n<body>It works</body>\n</html>\n"), FailureReason.NOT_METRICS),
+        (reply(b"python_info 1\n"), FailureReason.NOT_METRICS),
+        (reply(PAGE[:-1]), FailureReason.NOT_METRICS),
+        (reply(gzip.compress(PAGE)), FailureReason.NOT_METRICS),
+        (reply(b""), FailureReason.NOT_METRICS),
+        (reply(status="404 Not Found"), FailureReason.STATUS),
+        (reply(status="401 Unauthorized"), FailureReason.STATUS),
+        (reply(status="206 Partial Content"), FailureReason.STATUS),
+        (b"SSH-2.0-OpenSSH_9.6\r\n\r\n", FailureReason.CONNECT),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n" + PAGE, FailureReason.CONNECT),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nvllm:", FailureReason.CONNECT),
+        (reply(PAGE, headers="Content-Encoding: gzip\r\n"), FailureReason.CONNECT),
+    ],
+)
+async def test_F06_a_page_that_is_none_is_a_failed_scrape_and_the_next_good_one_counts(
+    answer: bytes, reason: FailureReason
+) -> None:
+    async with engines(answer) as [engine], world() as w:
+        engine.close_after = True
+        event = await w.one(engine)
+        endpoint = w.endpoint(engine)
+        assert event == ScrapeFailed(endpoint, reason, unreachable=False)
+        assert endpoint.load.waiting is None
+        engine.answer = reply()
+        await w.until(lambda: endpoint.load.waiting == 3)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        reply(gzip.compress(PAGE), headers="Content-Encoding: gzip\r\n"),
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n"
+        % (len(PAGE), PAGE),
+        b"HTTP/1.0 200 OK\r\n\r\n" + PAGE,
+    ],
+)
+async def test_F06_compressed_chunked_and_unframed_pages_are_read(answer: bytes) -> None:
+    async with engines(answer) as [engine], world() as w:
+        engine.close_after = True
+        assert isinstance(await w.one(engine), Scraped)
+
+
+async def test_an_endpoint_nobody_listens_on_is_unreachable_and_a_slow_one_is_not() -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))  # bound, not listening: refused
+        gone = EndpointSpec("127.0.0.1", unused.getsockname()[1])
+        async with engines(None) as [slow], world() as w:
+            w.members(gone, slow.spec)
+            await w.until(lambda: len(w.reasons) == 2)
+            told = {e.endpoint.address: (e.reason, e.unreachable) for e in w.events}
+            assert told == {gone.address: ("connect", True), slow.spec.address: ("timeout", False)}
+
+
+async def test_D03_a_redirect_is_not_followed() -> None:
+    async with engines(reply(), reply()) as [lured, engine], world() as w:
+        target = f"http://{lured.spec.address}/metrics"
+        engine.answer = reply(status="302 Found", headers=f"Location: {target}\r\n")
+        event = await w.one(engine)
+        assert event == ScrapeFailed(w.endpoint(engine), FailureReason.STATUS)
+        assert lured.connections == 0
+
+
+async def test_D03_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with engines(reply(), reply()) as [proxy, engine]:
+        monkeypatch.setenv("http_proxy", f"http://{proxy.spec.address}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        async with world() as w:
+            assert isinstance(await w.one(engine), Scraped)
+            assert proxy.connections == 0
+
+
+BIG = PAGE + b"# " + b"x" * 70_000 + b"\n"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        reply(BIG),
+        b"HTTP/1.1 200 OK\r\n\r\n" + BIG,
+        reply(gzip.compress(BIG * 300), headers="Content-Encoding: gzip\r\n"),
+    ],
+)
+async def test_a_page_too_large_is_refused_however_it_is_framed(answer: bytes) -> None:
+    settings = ScrapeSettings(interval_s=0.05, timeout_s=0.25, page_bytes_max=60_000)
+    async with engines(answer) as [engine], world(settings=settings) as w:
+        event = await w.one(engine)
+        assert event == ScrapeFailed(w.endpoint(engine), FailureReason.TOO_LARGE)
+        await engine.until(lambda: engine.connections > 1 or not engine.open)
+
+
+async def test_an_endpoint_that_leaves_during_its_scrape_is_let_go_at_once() -> None:
+    settings = ScrapeSettings(interval_s=0.05, timeout_s=30.0)
+    async with engines(None, reply()) as [leaver, other], world(settings=settings) as w:
+        w.members(leaver.spec, other.spec)
+        await leaver.until(lambda: leaver.at_once == 1)
+        w.members(other.spec)
+        await leaver.until(lambda: leaver.at_once == 0 and not leaver.open)
+        seen = len(w.events)
+        await w.until(lambda: len(w.events) >= seen + 3)
+        assert {e.endpoint.address for e in w.events} == {other.spec.address}
+        assert len(leaver.requests) == 1
+
+
+async def test_F10_the_idle_connection_of_an_endpoint_that_left_is_closed() -> None:
+    async with engines(reply()) as [engine], world() as w:
+        await w.one(engine)
+        assert len(engine.open) == 1
+        w.members()
+        await engine.until(lambda: not engine.open)
+
+
+async def test_a_replaced_pod_with_the_old_address_is_a_new_endpoint() -> None:
+    async with engines(None) as [engine], world() as w:
+        w.members(engine.spec)
+        await engine.until(lambda: engine.at_once == 1)
+        old = w.endpoint(engine)
+        engine.answer = reply()
+        w.members(EndpointSpec("127.0.0.1", engine.spec.port, uid="next"))
+        await w.until(lambda: w.endpoint(engine).load.waiting == 3)
+        assert all(e.endpoint is not old for e in w.events)
+
+
+async def test_members_from_before_the_start_are_scraped() -> None:
+    async with engines(reply()) as [engine]:
+        made = World()
+        made.members(engine.spec)
+        task = asyncio.ensure_future(made.scraper.run())
+        await made.until(lambda: bool(made.events))
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def test_a_failing_endpoint_is_asked_less_often_until_it_works_again() -> None:
+    settings = ScrapeSettings(interval_s=0.05, timeout_s=0.25, backoff_max=4)
+    async with engines(reply(status="503 Busy")) as [engine], world(settings=settings) as w:
+        w.members(engine.spec)
+        await engine.until(lambda: len(engine.requests) == 6)
+        times_s = engine.request_times_s
+        steps_s = [b - a for a, b in pairwise(times_s)]
+        assert min(steps_s[2:]) > 0.15
+        assert sum(steps_s[2:]) < 1.5
+        engine.answer = reply()
+        await engine.until(lambda: len(engine.requests) == 12)
+        times_s = engine.request_times_s[7:]
+        assert sorted(b - a for a, b in pairwise(times_s))[2] < 0.15
+
+
+async def test_logs_tell_of_changes_not_of_scrapes(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "epp.edge.scrape")
+    async with engines(reply(status="503 Busy")) as [engine], world() as w:
+        w.members(engine.spec)
+        await w.until(lambda: w.reasons[FailureReason.STATUS] >= 3)
+        engine.answer = reply()
+        await w.until(lambda: w.reasons[None] >= 3)
+    address = engine.spec.address
+    assert caplog.messages == [
+        f"Metrics of {address} cannot be read: status: status 503",
+        f"Metrics of {address} can be read again",
+    ]
+
+
+async def test_F01_a_missing_reading_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    async with engines(reply(b"vllm:num_requests_running 1\n")) as [engine], world() as w:
+        w.members(engine.spec)
+        await w.until(lambda: w.reasons[None] >= 3)
+    message = f"Metrics of {engine.spec.address} do not report waiting, kv_usage_ratio"
+    assert caplog.messages == [message]
+
+
+async def test_F11_path_and_port_are_those_of_the_settings() -> None:
+    async with engines(reply(), reply()) as [engine, sidecar]:
+        settings = ScrapeSettings(path=" stats/prometheus?x=1 ", port=sidecar.spec.port)
+        async with world(settings=settings) as w:
+            assert isinstance(await w.one(engine), Scraped)
+            assert sidecar.requests[0].startswith("GET /stats/prometheus?x=1 HTTP/1.1\r\n")
+            assert engine.requests == []
+
+
+def self_signed(folder: Path) -> ssl.SSLContext:
+    """A server context with a certificate nobody vouches for."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "engine")])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(1)).not_valid_after(now + timedelta(1))
+    pem, key_pem = folder / "cert.pem", folder / "key.pem"
+    pem.write_bytes(builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM))
+    form = (Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    key_pem.write_bytes(key.private_bytes(*form))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem, key_pem)
+    return context
+
+
+async def test_F11_a_self_signed_engine_is_read_only_without_verification(tmp_path: Path) -> None:
+    trusting = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    trusting.check_hostname, trusting.verify_mode = False, ssl.CERT_NONE
+    settings = ScrapeSettings(scheme="https", interval_s=0.05, timeout_s=1.0)
+    async with engines(tls=self_signed(tmp_path)) as [engine]:
+        async with world(settings=settings, tls=trusting) as w:
+            assert isinstance(await w.one(engine), Scraped)
+        async with world(settings=settings) as w:
+            event = await w.one(engine)
+            assert event == ScrapeFailed(w.endpoint(engine), FailureReason.CONNECT)
+
+
+async def test_E19_an_ipv6_endpoint_is_asked_at_its_bracketed_address() -> None:
+    engine = Engine()
+    try:
+        server = await asyncio.start_server(engine.serve, "::1", 0)
+    except OSError:
+        pytest.skip("no IPv6 on this machine")
+    engine.spec = EndpointSpec("::1", server.sockets[0].getsockname()[1])
+    async with server, world() as w:
+        assert isinstance(await w.one(engine), Scraped)
+        assert f"\r\nHost: [::1]:{engine.spec.port}\r\n" in engine.requests[0]
+        for writer in list(engine.open):
+            writer.transport.abort()
+
+
+async def test_a_host_that_makes_no_url_is_a_failure_like_any_other() -> None:
+    async with engines(reply()) as [engine], world() as w:
+        w.members(EndpointSpec("a b\x00", 1), engine.spec)
+        await w.until(lambda: len(w.reasons) == 2)
+        assert w.reasons.keys() == {None, FailureReason.CONNECT}
+
+
+def test_F13_too_short_an_interval_is_raised_with_a_warning(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for interval_s in (0.0, 0.001, 0.05, float("nan")):
+        settings = ScrapeSettings(interval_s=interval_s)
+        Scraper(
+            pool=Pool(stale_after_s=1.0),
+            apply=print,
+            chooser=EngineChooser(),
+            settings=settings,
+            rng=Random(1),
+        )
+    assert [m.split(",")[0] for m in caplog.messages] == [
+        "Scrape interval of 0.0 s is too short",
+        "Scrape interval of 0.001 s is too short",
+        "Scrape interval of nan s is too short",
+    ]
+
+
+async def test_F15_the_engine_is_taken_from_the_label_else_from_the_page() -> None:
+    async with engines(*[reply(SGLANG_PAGE)] * 3, reply()) as [plain, right, wrong, vllm]:
+        labels = {
+            right: {"llm-d.ai/engine-type": "sglang"},
+            wrong: {"inference.networking.k8s.io/engine-type": "vllm"},
+            vllm: {"llm-d.ai/engine-type": "unheard-of"},
+        }
+        specs = [
+            EndpointSpec("127.0.0.1", e.spec.port, labels=labels.get(e, {}))
+            for e in (plain, right, wrong, vllm)
+        ]
+        async with world() as w:
+            w.members(*specs)
+            await w.until(lambda: len({e.endpoint for e in w.events}) == 4)
+            waiting = [w.endpoint(e).load.waiting for e in (plain, right, wrong, vllm)]
+            assert waiting == [4, 4, None, 3]
+            plain.answer = reply()  # another engine comes up at the old address
+            await w.until(lambda: w.endpoint(plain).load.waiting == 3)
+
+
+async def test_F15_the_default_engine_is_preferred_on_a_page_of_two() -> None:
+    chooser = EngineChooser(engines=ENGINES, default="sglang")
+    async with engines(reply(PAGE + SGLANG_PAGE)) as [engine], world(chooser=chooser) as w:
+        await w.one(engine)
+        assert w.endpoint(engine).load.waiting == 4

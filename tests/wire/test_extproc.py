@@ -1,0 +1,601 @@
+"""The codec against recorded bytes, generated code, a second implementation, and known failures."""
+
+from __future__ import annotations
+
+import itertools
+import types
+import warnings
+
+import pytest
+
+from epp.core.messages import (
+    BodyMode,
+    BodyReply,
+    HeadersReply,
+    ImmediateReply,
+    Mutation,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    StreamedBodyReply,
+    TrailersReply,
+    Unsupported,
+)
+from epp.wire import extproc, metadata
+from epp.wire.extproc import WireError, decode_request, encode_reply
+from epp.wire.pb import epp_extproc_pb2 as pb
+from tests.wire.extproc_oracle import (
+    DESTINATION,
+    RECORDED,
+    event_of,
+    recorded_messages,
+    response_of,
+)
+
+PICK = Mutation(
+    set_headers=(("x-model", "tiny"), ("content-length", "12")),
+    remove_headers=("x-gateway-destination-endpoint-subset", "x-prefiller-host-port"),
+    destination="10.0.0.1:8000,[fd00::10]:8000",
+    clear_route_cache=True,
+)
+REPLIES = [
+    *(HeadersReply(request=side) for side in (True, False)),
+    *(HeadersReply(request=side, mutation=PICK) for side in (True, False)),
+    HeadersReply(request=True, mutation=Mutation(remove_headers=("a",))),
+    HeadersReply(request=True, mutation=Mutation(clear_route_cache=True)),
+    HeadersReply(request=True, mutation=Mutation(destination="h:1", scores={"h:1": 0.25})),
+    HeadersReply(request=True, mutation=Mutation(scores={"h:1": 0.25, "g:2": -3.0})),
+    HeadersReply(request=True, mutation=Mutation(scores={})),
+    *(BodyReply(request=side) for side in (True, False)),
+    *(BodyReply(request=side, mutation=PICK) for side in (True, False)),
+    *(
+        StreamedBodyReply(request=side, body=body, end_of_stream=end)
+        for side in (True, False)
+        for body in (b"", b"x", b"x" * 113, b"x" * 127, b"x" * 128, b"x" * 62_000, b"x" * 3_000_000)
+        for end in (True, False)
+    ),
+    *(TrailersReply(request=side) for side in (True, False)),
+    ImmediateReply(status=503),
+    ImmediateReply(
+        status=429,
+        body=b'{"error": "\xc3\xa9"}',
+        headers=(("retry-after", "1"), ("content-type", "application/json")),
+        details="rejected-saturated",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def edp():
+    """The envoy-data-plane package; slow to import, and its import warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import envoy_data_plane.envoy.config.core.v3 as core
+        import envoy_data_plane.envoy.service.ext_proc.v3 as ext_proc
+        import envoy_data_plane.google.protobuf as google
+    return types.SimpleNamespace(core=core, ext_proc=ext_proc, google=google)
+
+
+def headers_message(*headers: dict, **fields) -> bytes:
+    request = pb.ProcessingRequest(**fields)
+    request.request_headers.headers.SetInParent()
+    for header in headers:
+        request.request_headers.headers.headers.add(**header)
+    return request.SerializeToString()
+
+
+def metadata_message(namespace: str, key: str, value) -> bytes:
+    request = pb.ProcessingRequest(request_body=pb.HttpBody())
+    request.metadata_context.filter_metadata[namespace].update({key: value})
+    return request.SerializeToString()
+
+
+# Recorded bytes
+
+
+def test_all_recorded_connections_are_here() -> None:
+    assert len(RECORDED) == 14
+
+
+@pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name.split(".")[0])
+def test_recorded_messages_of_envoy_read_as_protobuf_reads_them(path) -> None:
+    messages = list(recorded_messages(path))
+    assert messages
+    for data in messages:
+        assert decode_request(data) == event_of(pb.ProcessingRequest.FromString(data))
+
+
+def kinds_of(name: str) -> list[str]:
+    (path,) = (path for path in RECORDED if path.name == f"{name}.c2s.bin")
+    return [type(decode_request(data)).__name__ for data in recorded_messages(path)]
+
+
+def test_a_recorded_post_with_trailers_has_all_phases() -> None:
+    assert kinds_of("post_1k_http2_trailers") == [
+        "RequestHeaders",
+        "RequestBody",
+        "RequestTrailers",
+        "ResponseHeaders",
+        "ResponseBody",
+        "ResponseBody",
+    ]
+
+
+def test_the_recorded_subset_and_modes_are_found() -> None:
+    (path,) = (path for path in RECORDED if path.name == "subset_hint.c2s.bin")
+    first, *_, last = [decode_request(data) for data in recorded_messages(path)]
+    assert first.subset == ("127.0.0.1:22001", "127.0.0.1:22002")
+    assert first.modes == (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
+    assert first.served is None
+    assert last.modes is None
+    assert last.served == "127.0.0.1:22001"
+
+
+# Both directions against generated code and envoy-data-plane
+
+
+@pytest.mark.parametrize("reply", REPLIES, ids=range(len(REPLIES)))
+def test_a_reply_means_what_it_says(reply, edp) -> None:
+    data = encode_reply(reply)
+    assert pb.ProcessingResponse.FromString(data) == response_of(reply)
+    theirs = edp.ext_proc.ProcessingResponse.parse(data)
+    assert pb.ProcessingResponse.FromString(bytes(theirs)) == response_of(reply)
+
+
+def order_is_free(reply) -> bool:
+    """Whether the metadata is a map of several keys, which protobuf writes in any order."""
+    mutation = getattr(reply, "mutation", Mutation())
+    return bool(mutation.scores) and (len(mutation.scores) + (mutation.destination is not None)) > 1
+
+
+@pytest.mark.parametrize(
+    "reply", [reply for reply in REPLIES if not order_is_free(reply)], ids=lambda _: None
+)
+def test_a_reply_has_protobufs_own_bytes(reply) -> None:
+    assert encode_reply(reply) == response_of(reply).SerializeToString()
+
+
+def test_what_envoy_data_plane_encodes_is_decoded_for_every_kind(edp) -> None:
+    ext_proc, core, google = edp.ext_proc, edp.core, edp.google
+    header_map = core.HeaderMap(
+        headers=[
+            core.HeaderValue(key=":path", raw_value=b"/v1/completions"),
+            core.HeaderValue(key="x-long", raw_value=b"v" * 200),
+        ]
+    )
+    struct = google.Struct(
+        fields={f"{DESTINATION}-served": google.Value(string_value="10.0.0.1:8000")}
+    )
+    modes = ext_proc.ProtocolConfiguration(request_body_mode=2, response_body_mode=1)
+    extra = {
+        "metadata_context": core.Metadata(filter_metadata={"envoy.lb": struct}),
+        "protocol_config": modes,
+        "observability_mode": True,
+        "attributes": {"envoy.filters.http.ext_proc": struct},
+    }
+    headers = ext_proc.HttpHeaders(headers=header_map, end_of_stream=True)
+    body = ext_proc.HttpBody(body=b"b" * 300, end_of_stream=True)
+    trailers = ext_proc.HttpTrailers(trailers=header_map)
+
+    common = {"served": "10.0.0.1:8000", "modes": (BodyMode.BUFFERED, BodyMode.STREAMED)}
+    text = {"headers": {":path": "/v1/completions", "x-long": "v" * 200}, "end_of_stream": True}
+    piece = {"body": b"b" * 300, "end_of_stream": True}
+    for member, expected in {
+        "request_headers": (headers, RequestHeaders(**text, **common)),
+        "response_headers": (headers, ResponseHeaders(**text, **common)),
+        "request_body": (body, RequestBody(**piece, **common)),
+        "response_body": (body, ResponseBody(**piece, **common)),
+        "request_trailers": (trailers, RequestTrailers(**common)),
+        "response_trailers": (trailers, ResponseTrailers(**common)),
+    }.items():
+        content, event = expected
+        message = ext_proc.ProcessingRequest(**{member: content}, **extra)
+        assert decode_request(bytes(message)) == event
+
+
+# Known failures, as far as the codec decides them
+
+
+def test_A02_pieces_of_a_body_join_to_the_body_and_only_the_last_ends_it() -> None:
+    body = bytes(range(256)) * 800
+    starts = range(0, len(body), 62_000)
+    pieces = [body[start : start + 62_000] for start in starts]
+    replies = [
+        StreamedBodyReply(request=True, body=piece, end_of_stream=piece is pieces[-1])
+        for piece in pieces
+    ]
+    sent = [
+        pb.ProcessingResponse.FromString(
+            encode_reply(reply)
+        ).request_body.response.body_mutation.streamed_response
+        for reply in replies
+    ]
+    assert b"".join(piece.body for piece in sent) == body
+    assert [piece.end_of_stream for piece in sent] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("header", "text"),
+    [
+        ({"value": "v"}, "v"),
+        ({"raw_value": b"r"}, "r"),
+        ({"value": "v", "raw_value": b"r"}, "r"),
+        ({"value": "v", "raw_value": b""}, "v"),
+        ({}, ""),
+        ({"value": "v" * 200}, "v" * 200),
+        ({"raw_value": b"r" * 20_000}, "r" * 20_000),
+        ({"value": "é"}, "é".encode().decode("latin-1")),
+        ({"raw_value": "é".encode()}, "é".encode().decode("latin-1")),
+    ],
+)
+def test_A10_raw_value_is_preferred_when_it_is_not_empty(header, text) -> None:
+    event = decode_request(headers_message({"key": "x-a", **header}, {"key": "x-b"}))
+    assert event == RequestHeaders(headers={"x-a": text, "x-b": ""})
+
+
+def test_A10_of_raw_value_and_value_in_any_order_raw_value_wins() -> None:
+    parts = (b"\x0a\x01k", b"\x12\x01v", b"\x1a\x01r")
+    for order in itertools.permutations(parts):
+        header = b"\x0a\x09" + b"".join(order)
+        data = b"\x12\x0d\x0a\x0b" + header
+        assert decode_request(data).headers == {"k": "r"}
+
+
+def set_headers_of(reply) -> list[pb.HeaderValueOption]:
+    response = pb.ProcessingResponse.FromString(encode_reply(reply))
+    content = getattr(response, response.WhichOneof("response"))
+    if isinstance(content, pb.TrailersResponse):
+        return list(content.header_mutation.set_headers)
+    if isinstance(content, pb.ImmediateResponse):
+        return list(content.headers.set_headers)
+    return list(content.response.header_mutation.set_headers)
+
+
+def test_A11_every_header_we_set_has_raw_value_and_no_value() -> None:
+    options = [option for reply in REPLIES for option in set_headers_of(reply)]
+    assert len(options) == 15
+    assert all(option.header.raw_value and not option.header.value for option in options)
+
+
+def test_A12_every_header_we_set_overwrites() -> None:
+    overwrite = pb.HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
+    options = [option for reply in REPLIES for option in set_headers_of(reply)]
+    assert {option.append_action for option in options} == {overwrite}
+
+
+def test_A13_no_byte_in_a_header_can_fail() -> None:
+    every_byte = bytes(range(256))
+    event = decode_request(
+        headers_message(
+            {"key": "x-bytes", "raw_value": every_byte},
+            {"key": "x-short", "raw_value": b"\xff\xfe"},
+        )
+    )
+    assert event.headers == {"x-bytes": every_byte.decode("latin-1"), "x-short": "\xff\xfe"}
+
+
+def test_A13_a_name_or_value_that_is_not_utf8_is_read_too() -> None:
+    data = b"\x12\x0a\x0a\x08\x0a\x06\x0a\x01\xff\x12\x01\xfe"
+    assert decode_request(data).headers == {"\xff": "\xfe"}
+
+
+def test_A13_bytes_of_a_header_come_out_as_they_came_in() -> None:
+    every_byte = bytes(range(256)).decode("latin-1")
+    reply = ImmediateReply(status=200, headers=(("x", every_byte), ("y", "日本")))
+    options = set_headers_of(reply)
+    assert [option.header.raw_value for option in options] == [
+        bytes(range(256)),
+        "日本".encode(),
+    ]
+
+
+def test_A14_names_are_lower_cased_and_the_last_of_a_repeat_wins() -> None:
+    event = decode_request(
+        headers_message(
+            {"key": "X-Gateway-Inference-Objective", "raw_value": b"First"},
+            {"key": "x-gateway-inference-objective", "raw_value": b"Last"},
+            {"key": "X-LONG", "raw_value": b"L" * 200},
+        )
+    )
+    assert event.headers == {"x-gateway-inference-objective": "Last", "x-long": "L" * 200}
+
+
+@pytest.mark.parametrize("destination", ["10.0.0.1:8000", "10.0.0.1:8000,10.0.0.2:8000", "[::1]:1"])
+@pytest.mark.parametrize("kind", [HeadersReply, BodyReply])
+@pytest.mark.parametrize("scores", [None, {"10.0.0.1:8000": 1.0}])
+def test_A15_header_and_metadata_name_the_same_destination(destination, kind, scores) -> None:
+    reply = kind(request=True, mutation=Mutation(destination=destination, scores=scores))
+    response = pb.ProcessingResponse.FromString(encode_reply(reply))
+    (option,) = set_headers_of(reply)
+    lb = response.dynamic_metadata["envoy.lb"]
+    assert option.header.key == DESTINATION
+    assert option.header.raw_value.decode() == lb[DESTINATION] == destination
+
+
+def test_A20_a_configuration_we_did_not_expect_is_taken_as_it_is() -> None:
+    config = pb.ProtocolConfiguration(
+        request_body_mode=4,
+        response_body_mode=4,
+        send_body_without_waiting_for_header_response=True,
+    )
+    event = decode_request(headers_message(protocol_config=config))
+    assert event.modes == (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
+
+
+# Modes and metadata
+
+
+def test_an_empty_configuration_announces_no_bodies() -> None:
+    empty = headers_message(protocol_config=pb.ProtocolConfiguration())
+    assert decode_request(empty).modes == (BodyMode.NONE, BodyMode.NONE)
+    assert decode_request(headers_message()).modes is None
+
+
+def test_an_unknown_body_mode_reads_as_streamed() -> None:
+    config = pb.ProtocolConfiguration(request_body_mode=77, response_body_mode=-1)
+    event = decode_request(headers_message(protocol_config=config))
+    assert event.modes == (BodyMode.STREAMED, BodyMode.STREAMED)
+
+
+@pytest.mark.parametrize(
+    ("value", "subset"),
+    [
+        (["10.0.0.1:8000", "10.0.0.2:8000"], ("10.0.0.1:8000", "10.0.0.2:8000")),
+        ("10.0.0.1:8000,10.0.0.2:8000", ("10.0.0.1:8000", "10.0.0.2:8000")),
+        (
+            ["10.0.0.1:8000, 10.0.0.2", " [fd00::1]:1 "],
+            ("10.0.0.1:8000", "10.0.0.2", "[fd00::1]:1"),
+        ),
+        (["", " , ", "a:1"], ("a:1",)),
+        ("", ()),
+        (" , ", ()),
+        ([], ()),
+        ([["a:1"], 3, None, True, {"a": "b:1"}], ()),
+        (["a:1", 3], ("a:1",)),
+        (8000, ()),
+        (True, ()),
+        (None, ()),
+        ({"a": "b:1"}, ()),
+    ],
+)
+def test_a_subset_is_read_in_every_shape(value, subset) -> None:
+    data = metadata_message("envoy.lb.subset_hint", f"{DESTINATION}-subset", value)
+    assert decode_request(data) == RequestBody(body=b"", subset=subset)
+
+
+def test_a_subset_value_of_no_kind_at_all_allows_nothing() -> None:
+    request = pb.ProcessingRequest()
+    fields = request.metadata_context.filter_metadata["envoy.lb.subset_hint"].fields
+    fields[f"{DESTINATION}-subset"].SetInParent()
+    assert decode_request(request.SerializeToString()) == Unsupported(subset=())
+
+
+@pytest.mark.parametrize(
+    ("namespace", "key"),
+    [
+        ("envoy.lb", f"{DESTINATION}-subset"),
+        ("envoy.lb.subset_hint", f"{DESTINATION}-served"),
+        ("envoy.lb.subset_hint", f"{DESTINATION}-subset-not"),
+        ("other", f"{DESTINATION}-subset"),
+    ],
+)
+def test_a_key_in_another_place_is_absent(namespace, key) -> None:
+    assert decode_request(metadata_message(namespace, key, "a:1")) == RequestBody(body=b"")
+
+
+@pytest.mark.parametrize(
+    ("value", "served"), [("a:1", "a:1"), ("", None), (1, None), (["a:1"], None)]
+)
+def test_who_served_is_a_string_or_not_known(value, served) -> None:
+    data = metadata_message("envoy.lb", f"{DESTINATION}-served", value)
+    assert decode_request(data) == RequestBody(body=b"", served=served)
+
+
+def test_scores_that_are_no_finite_number_are_left_out() -> None:
+    scores = {"a:1": float("inf"), "b:1": 0.5, "c:1": float("nan")}
+    reply = HeadersReply(request=True, mutation=Mutation(destination="b:1", scores=scores))
+    response = pb.ProcessingResponse.FromString(encode_reply(reply))
+    assert dict(response.dynamic_metadata["envoy.lb"][f"{DESTINATION}-scores"]) == {"b:1": 0.5}
+
+
+# What repeats in one message
+
+
+def join(*requests: pb.ProcessingRequest) -> bytes:
+    """For protobuf, joined bytes are one merged message."""
+    return b"".join(request.SerializeToString() for request in requests)
+
+
+def request_of(**fields) -> pb.ProcessingRequest:
+    return pb.ProcessingRequest(**fields)
+
+
+LB = {"envoy.lb": {f"{DESTINATION}-served": "a:1"}}
+HINT = {"envoy.lb.subset_hint": {f"{DESTINATION}-subset": ["b:1"]}}
+MORE = {"envoy.lb.subset_hint": {f"{DESTINATION}-subset": ["c:1"], "else": 1}}
+
+
+def with_metadata(spaces) -> pb.ProcessingRequest:
+    request = pb.ProcessingRequest()
+    for namespace, values in spaces.items():
+        request.metadata_context.filter_metadata[namespace].update(values)
+    return request
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        (request_of(request_body=pb.HttpBody(body=b"a")),) * 2,
+        (
+            request_of(request_body=pb.HttpBody(body=b"a", end_of_stream=True)),
+            request_of(request_body=pb.HttpBody()),
+        ),
+        (
+            request_of(request_body=pb.HttpBody(body=b"a", end_of_stream=True)),
+            request_of(response_body=pb.HttpBody(body=b"b")),
+            request_of(request_body=pb.HttpBody(body=b"c")),
+        ),
+        (
+            request_of(request_headers=pb.HttpHeaders(end_of_stream=True)),
+            pb.ProcessingRequest.FromString(headers_message({"key": "a", "raw_value": b"1"})),
+            pb.ProcessingRequest.FromString(headers_message({"key": "b", "raw_value": b"2"})),
+        ),
+        (with_metadata(LB), with_metadata(HINT)),
+        (with_metadata(HINT), with_metadata(LB), with_metadata(MORE)),
+        (
+            request_of(protocol_config=pb.ProtocolConfiguration(request_body_mode=2)),
+            request_of(protocol_config=pb.ProtocolConfiguration(response_body_mode=4)),
+        ),
+        (request_of(protocol_config=pb.ProtocolConfiguration(request_body_mode=2)),) * 2,
+    ],
+)
+def test_what_repeats_is_merged_as_protobuf_merges_it(requests) -> None:
+    data = join(*requests)
+    assert decode_request(data) == event_of(pb.ProcessingRequest.FromString(data))
+
+
+def delimited(tag: int, *parts: bytes) -> bytes:
+    content = b"".join(parts)
+    assert len(content) < 128
+    return bytes((tag, len(content))) + content
+
+
+def hinting(value: bytes) -> bytes:
+    """A message whose subset hint is this serialized `google.protobuf.Value`."""
+    key = f"{DESTINATION}-subset".encode()
+    entry = delimited(0x0A, delimited(0x0A, key), delimited(0x12, value))
+    space = delimited(0x0A, delimited(0x0A, b"envoy.lb.subset_hint"), delimited(0x12, entry))
+    return delimited(0x42, space)
+
+
+STRING, LIST = delimited(0x1A, b"a:1"), delimited(0x32, delimited(0x0A, delimited(0x1A, b"b:1")))
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 4])
+def test_a_metadata_value_that_repeats_is_read_as_protobuf_reads_it(length) -> None:
+    number, struct = b"\x11" + bytes(8), b"\x2a\x00"
+    for parts in itertools.product((STRING, LIST, number, b"\x20\x01", struct), repeat=length):
+        if sum(map(len, parts)) > 30:
+            continue
+        data = hinting(b"".join(parts))
+        assert decode_request(data) == event_of(pb.ProcessingRequest.FromString(data))
+
+
+# Malformed bytes
+
+
+@pytest.mark.parametrize(
+    ("data", "meaning"),
+    [
+        (b"\x22", "a tag and nothing"),
+        (b"\x22\x05", "a body that does not come"),
+        (b"\x22\x80", "half a length"),
+        (b"\x22\xff\xff\xff\xff\x0f", "a length of 4 GiB"),
+        (b"\x22" + b"\xff" * 9 + b"\x01", "a length of 2**64 - 1"),
+        (b"\x22" + b"\x80" * 10 + b"\x00", "a length in eleven bytes"),
+        (b"\x22\x0b\x10" + b"\xff" * 9 + b"\x02", "a flag over 64 bits"),
+        (b"\x22\x04\x0a\x05ab", "a body longer than its message"),
+        (b"\x22\x04\x0a\x05abcde", "a body longer than its message, in bytes of the next field"),
+        (b"\x22\x02\x08\x01", "a body that is a number"),
+        (b"\x22\x02\x12\x00", "an end of stream that is bytes"),
+        (b"\x20\x01", "a request body that is a number"),
+        (b"\x40\x01", "metadata that is a number"),
+        (b"\x12\x02\x08\x01", "a header map that is a number"),
+        (b"\x12\x04\x0a\x02\x08\x01", "a header that is a number"),
+        (b"\x12\x06\x0a\x04\x0a\x02\x08\x01", "a header name that is a number"),
+        (b"\x12\x06\x0a\x04\x0a\x02\x0a\x05", "a header name longer than its header"),
+        (b"\x12\x04\x0a\x02\x0a\x05", "a header longer than its list"),
+        (b"\x12\x02\x0a\x05", "a header map longer than its message"),
+        (b"\x5a\x02\x0a\x00", "a body mode that is bytes"),
+        (b"\x5a\x01\x08", "half a body mode"),
+        (b"\x00\x00", "field 0"),
+        (b"\x02\x00", "field 0 with bytes"),
+        (b"\x7b\x7c", "a group"),
+        (b"\x7c", "the end of a group"),
+        (b"\x7e\x00", "wire type 6"),
+        (b"\x7f\x00", "wire type 7"),
+        (b"\x79\x00", "half a fixed64"),
+        (b"\x7d\x00", "half a fixed32"),
+        (b"\x7a\x01", "half an unknown field"),
+        (b"\x80\x80\x80\x80\x80\x01\x00", "a tag in six bytes"),
+        (b"\xff\xff\xff\xff\x1f\x00", "a tag over 32 bits"),
+        (b"\xa2\x00\x00", "a known tag in two bytes"),
+        (b"\x22\x01\xff\x2a\x00", "a malformed member that is superseded"),
+        (hinting(b"\x18\x01"), "a string that is a number"),
+        (hinting(b"\x32\x02\x0a\x05"), "a list item longer than its list"),
+    ],
+)
+def test_malformed_bytes_are_refused(data, meaning) -> None:
+    with pytest.raises(WireError):
+        decode_request(data)
+
+
+def test_the_refusal_is_a_value_error_that_quotes_no_content() -> None:
+    data = b"\x22\x0f\x0a\x20secret-prompt"
+    with pytest.raises(ValueError, match="longer than the message") as caught:
+        decode_request(data)
+    assert "secret" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        b"\x78\x01",
+        b"\x79" + bytes(8),
+        b"\x7a\x03abc",
+        b"\x7d" + bytes(4),
+        b"\xf8\x07\x80\x80\x01",
+        b"\xfa\xff\xff\xff\x0f\x00",
+        b"\x4a\x00",
+        b"\x50\x01",
+        b"\x50\x80\x00",
+    ],
+)
+def test_unknown_fields_of_every_wire_type_are_skipped(unknown) -> None:
+    body = b"\x22\x03\x0a\x01x"
+    assert decode_request(unknown + body + unknown) == RequestBody(body=b"x")
+
+
+def test_a_member_we_do_not_know_is_unsupported() -> None:
+    assert decode_request(b"\x7a\x00") == Unsupported()
+    assert decode_request(b"") == Unsupported()
+
+
+def test_lengths_longer_than_they_need_be_are_read() -> None:
+    assert decode_request(b"\x22\x86\x80\x00\x0a\x82\x80\x00ab") == RequestBody(body=b"ab")
+
+
+# Bounds
+
+
+def caches():
+    things = [*vars(extproc).values(), *vars(metadata).values()]
+    return {thing for thing in things if hasattr(thing, "cache_info")}
+
+
+def test_every_cache_has_a_size() -> None:
+    assert len(caches()) == 7
+    assert all(cache.cache_info().maxsize <= 4096 for cache in caches())
+
+
+def test_long_metadata_and_long_headers_are_not_kept() -> None:
+    def entries() -> int:
+        return sum(cache.cache_info().currsize for cache in caches())
+
+    long = metadata_message("envoy.lb", f"{DESTINATION}-served", "long" * 300)
+    short = metadata_message("envoy.lb", f"{DESTINATION}-served", "short")
+    before = entries()
+    assert decode_request(long).served == "long" * 300
+    encode_reply(ImmediateReply(status=200, headers=(("x-long-one", "v" * 300),)))
+    assert entries() == before
+    decode_request(short)
+    assert entries() == before + 1
+
+
+def test_an_immediate_reply_must_be_able_to_end_a_request() -> None:
+    with pytest.raises(AssertionError):
+        encode_reply(ImmediateReply(status=100))
