@@ -80,7 +80,7 @@ def bootstrap(options: EnvoyOptions) -> dict[str, Any]:
     document = bootstrap_v3.Bootstrap(
         admin=None
         if options.admin is None
-        else bootstrap_v3.Admin(address=_address(options.admin)),
+        else bootstrap_v3.Admin(address=_address(options.admin, "--admin")),
         static_resources=bootstrap_v3.BootstrapStaticResources(
             listeners=[_listener(options)], clusters=[_epp_cluster(options), _pool_cluster(options)]
         ),
@@ -92,8 +92,8 @@ def _pack(message: betterproto2.Message) -> google.Any:
     return google.Any.pack(message)
 
 
-def _address(address: str) -> core_v3.Address:
-    host, port = split_address(address, "address")
+def _address(address: str, flag: str = "--endpoints") -> core_v3.Address:
+    host, port = split_address(address, flag)
     return core_v3.Address(socket_address=core_v3.SocketAddress(address=host, port_value=port))
 
 
@@ -114,7 +114,7 @@ def _listener(options: EnvoyOptions) -> listener_v3.Listener:
         buffer_bytes = options.buffer_bytes
     return listener_v3.Listener(
         name="inference",
-        address=_address(options.listen),
+        address=_address(options.listen, "--listen"),
         per_connection_buffer_limit_bytes=buffer_bytes,
         filter_chains=[
             listener_v3.FilterChain(
@@ -272,7 +272,13 @@ def _health_check() -> core_v3.HealthCheck:
 def _any_certificate() -> core_v3.TransportSocket:
     context = tls_v3.UpstreamTlsContext(
         common_tls_context=tls_v3.CommonTlsContext(
-            validation_context=tls_v3.CertificateValidationContext()
+            # Health checks do not take the protocol from the cluster's HTTP options; gRPC servers
+            # hang up on a client that does not offer h2.
+            alpn_protocols=["h2"],
+            tls_params=tls_v3.TlsParameters(
+                tls_maximum_protocol_version=tls_v3.TlsParametersTlsProtocol.TLSv1_3
+            ),
+            validation_context=tls_v3.CertificateValidationContext(),
         )
     )
     return core_v3.TransportSocket(name="envoy.transport_sockets.tls", typed_config=_pack(context))

@@ -17,6 +17,8 @@ import yaml
 from epp.core.addresses import AddressError, endpoint_spec
 from epp.core.errors import ConfigError
 
+LISTENING = ("--listen", "--admin")
+
 
 class Routing(StrEnum):
     """How Envoy finds the endpoint we picked."""
@@ -169,15 +171,16 @@ def check(options: EnvoyOptions) -> None:
 
 
 def split_address(address: str, flag: str) -> tuple[str, int]:
-    """Host (IPv6 without brackets) and port.
+    """Host (IPv6 without brackets) and port; 0 = a free one, where Envoy listens.
 
     Raises: ConfigError naming the flag.
     """
+    own = flag in LISTENING and address.endswith(":0")
     try:
-        spec = endpoint_spec(address)
+        spec = endpoint_spec(address.removesuffix("0") + "1" if own else address)
     except AddressError as error:
         raise ConfigError(f"{flag} {error}", path=flag) from error
-    return spec.host, spec.port
+    return spec.host, 0 if own else spec.port
 
 
 def render(options: EnvoyOptions, *, form: str = "yaml") -> str:

@@ -199,7 +199,7 @@ def _opening(role: str) -> bytes:
 
 
 def _segment(role: str, content: bytes) -> bytes:
-    return _opening(role) + pad(content) + pad(b"<|im_end|>\n")
+    return _opening(role) + pad(content + b"<|im_end|>\n")
 
 
 def _text(content: Content) -> str:

@@ -89,6 +89,8 @@ class Driver:
         self._switch = switch
         self._clock = clock
         self._wake = asyncio.Event()
+        self._woken_s = 0.0
+        """When the request that woke an idle engine came: its step begins then."""
         self._step_end_s = math.inf
         """End of the step being taken; infinite between steps."""
         self._replies: dict[str, tuple[Reply, int]] = {}
@@ -106,7 +108,9 @@ class Driver:
             self.release(reply)
             raise
         self.stats.counters.requests += len(requests)
-        self._wake.set()
+        if not self._wake.is_set():
+            self._woken_s = now_s
+            self._wake.set()
         return reply
 
     def release(self, reply: Reply) -> None:
@@ -133,12 +137,13 @@ class Driver:
         """Step the engine until cancelled."""
         now_s = self._clock()
         while True:
-            await self._switch.while_hanging()
+            if await self._switch.while_hanging():
+                now_s = self._clock()
             duration_s = self.engine.begin(now_s)
             if duration_s is None:
                 self._wake.clear()
                 await self._wake.wait()
-                now_s = self._clock()
+                now_s = self._woken_s
                 continue
             self._step_end_s = now_s + duration_s
             await asyncio.sleep(max(0.0, self._step_end_s - self._clock()))

@@ -55,7 +55,9 @@ class FaultSwitch:
         self._changed.set()
         self._changed = asyncio.Event()
 
-    async def while_hanging(self) -> None:
-        """Return when the engine does not hang (any more)."""
+    async def while_hanging(self) -> bool:
+        """Return when the engine does not hang (any more): whether it did."""
+        hung = self.now.hang
         while self.now.hang:
             await self._changed.wait()
+        return hung

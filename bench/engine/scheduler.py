@@ -89,6 +89,8 @@ class LiveRequest(msgspec.Struct, eq=False):
     held: list[BlockName] = msgspec.field(default_factory=list)
     """Named blocks it holds, prompt order."""
     private_blocks: int = 0
+    reserved_tokens: int = 0
+    """What its blocks can hold; meaningful while it runs."""
     named: int = 0
     """Blocks, from the first, that were found or offered their names."""
 
@@ -264,15 +266,16 @@ class Engine:
         index = 0
         while index < len(self.running) and budget_tokens > 0:
             live = self.running[index]
-            lacking = live.tokens - live.computed
+            lacking = live.request.prompt_tokens + live.generated - live.computed
             tokens = min(lacking, budget_tokens)
-            if not self._reserve(live, tokens):
+            # The usual case, a decode inside the last block, skips the work it does not need.
+            if live.computed + tokens > live.reserved_tokens and not self._reserve(live, tokens):
                 break
-            if live.generated and lacking == 1:
+            if lacking > 1 or not live.generated:
+                self._chunk(live, tokens)
+            else:
                 self._decodes.append(live)
                 self._advance(live, 1)
-            else:
-                self._chunk(live, tokens)
             budget_tokens -= tokens
             index += 1
         return budget_tokens
@@ -286,6 +289,7 @@ class Engine:
             if victim is live:
                 return False
         live.private_blocks += max(0, blocks)
+        live.reserved_tokens = self.limits.block_tokens * (len(live.held) + live.private_blocks)
         return True
 
     def _preempt(self, live: LiveRequest) -> None:
@@ -346,11 +350,13 @@ class Engine:
 
     def _advance(self, live: LiveRequest, tokens: int) -> None:
         """Count `tokens` as computed and name the blocks they fill."""
+        size = self.limits.block_tokens
+        before = live.computed // size
         live.computed += tokens
-        if not self.limits.prefix_caching:
+        if live.computed // size == before or not self.limits.prefix_caching:
             return
         names = live.request.blocks
-        stop = min(live.computed // self.limits.block_tokens, len(names))
+        stop = min(live.computed // size, len(names))
         start = live.named
         if stop <= start:
             return

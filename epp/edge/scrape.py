@@ -112,7 +112,7 @@ class EngineChooser:
         label_keys: tuple[str, ...] = ENGINE_LABELS,
     ) -> None:
         assert default in engines, "the configuration checks the default engine"
-        self.engines = {**engines}
+        self.engines = {default: engines[default], **engines}
         self._label_keys = label_keys
 
     def named(self, endpoint: Endpoint) -> EngineMapping | None:
@@ -309,17 +309,12 @@ class Scraper:
         except TimeoutError as exception:
             detail = f"no whole page within {self._settings.timeout_s} s"
             raise _ScrapeError(FailureReason.TIMEOUT, detail) from exception
-        except aiohttp.ClientSSLError as exception:
-            raise _ScrapeError(FailureReason.CONNECT, str(exception)) from exception
-        except aiohttp.ClientConnectorError as exception:
-            unreachable = exception.errno not in OWN_ERRORS
-            detail = str(exception)
-            raise _ScrapeError(
-                FailureReason.CONNECT, detail, unreachable=unreachable
-            ) from exception
         except (aiohttp.ClientError, OSError, ValueError) as exception:
-            detail = str(exception) or type(exception).__name__
-            raise _ScrapeError(FailureReason.CONNECT, detail) from exception
+            raise _ScrapeError(
+                FailureReason.CONNECT,
+                f"{type(exception).__name__} {exception}",
+                unreachable=_is_unreachable(exception),
+            ) from exception
 
     async def _get(self, url: str) -> bytes:
         assert self._session is not None, "scrapes run inside `run`"

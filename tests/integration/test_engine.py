@@ -337,9 +337,9 @@ async def test_a_cached_prompt_of_8k_tokens_answers_as_much_sooner_as_the_model_
         cold, warm = (await client.state(log=2))["log"]
     assert (cold["cached_tokens"], warm["cached_tokens"]) == (0, 8160)
     cold_s = cost.step_s(prefill_tokens=8192, attention_pairs=8192 * 4096)
-    assert cold["ttft_s"] == pytest.approx(cold_s, rel=0.05)
+    assert cold["ttft_s"] == pytest.approx(cold_s, rel=0.001)
     warm_s = cost.step_s(prefill_tokens=32, attention_pairs=32 * 8176)
-    assert warm["ttft_s"] == pytest.approx(warm_s, abs=0.01)
+    assert warm["ttft_s"] == pytest.approx(warm_s, rel=0.001)
 
 
 async def test_many_requests_at_once_all_get_their_tokens() -> None:
@@ -650,13 +650,15 @@ async def test_sigterm_ends_streams_at_once_in_the_normal_way_and_closes_the_por
             rest = await within(2, read_stream(reader))
         assert rest.rstrip().removesuffix("0").rstrip().endswith("data: [DONE]")
         assert await within(2, child.wait()) == 0
-        with pytest.raises(aiohttp.ClientConnectionError):
-            await client.get("/health")
+        # Somebody else may have got the port by now.
+        with suppress(aiohttp.ClientConnectionError):
+            async with client.session.get(client.url + "/health") as answer:
+                assert answer.headers.get("x-sim-engine") != "me"
 
 
 async def test_sigterm_with_a_timeout_is_a_trap_healthy_but_500_for_new_requests() -> None:
     async with process("--shutdown-timeout", "10") as (child, client):
-        body = {"prompt": "a", "max_tokens": 120, "stream": True}
+        body = {"prompt": "a", "max_tokens": 100, "stream": True}
         async with open_request(client, body) as reader:
             await reader.readuntil(b"data: {")
             child.send_signal(signal.SIGTERM)
@@ -669,7 +671,7 @@ async def test_sigterm_with_a_timeout_is_a_trap_healthy_but_500_for_new_requests
             assert (await client.get("/health"))[0] == 200
             assert (await client.get("/v1/models"))[0] == 200
             rest = await within(10, read_stream(reader))
-        assert rest.count("data: {") == 119
+        assert rest.count("data: {") == 99
         assert await within(5, child.wait()) == 0
 
 

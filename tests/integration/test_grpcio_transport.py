@@ -413,14 +413,14 @@ async def test_a_peer_that_does_not_read_is_not_read_from_either() -> None:
         call = process(slow)
         for n in range(50):
             await call.write(b"%02d" % n)
-        while not streams.made or len(streams.made[0].received) < 4:
+        while not streams.made or len(streams.made[0].received) < 3:
             await check(channel)
         other = process(channel)
         await other.write(b"")
         await other.read()  # another stream is not held up,
         for _ in range(100):  # and much later
             await check(channel)
-        assert 4 <= len(streams.made[0].received) <= 6
+        assert 3 <= len(streams.made[0].received) <= 5
         assert [(await call.read())[:2] for _ in range(50)] == [b"%02d" % n for n in range(50)]
         await reset(call)
         await reset(other)

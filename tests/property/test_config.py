@@ -66,23 +66,25 @@ def outcome(text: str) -> Plan | ConfigError:
         return error
 
 
+@settings(deadline=None)
 @given(text=st.text(max_size=200) | st.text("ab:-[]{}&*!|>'\"#%@`,?~ \n\t01.", max_size=60))
 def test_any_text_gives_a_plan_or_a_config_error(text: str) -> None:
     outcome(text)
 
 
+@settings(deadline=None)
 @given(value=values)
 def test_any_value_gives_a_plan_or_a_config_error(value: object) -> None:
     outcome(json.dumps(value))
 
 
-@settings(max_examples=100)
+@settings(deadline=None, max_examples=100)
 @given(sections=st.dictionaries(st.sampled_from(KEYS), values, max_size=4))
 def test_any_section_gives_a_plan_or_a_config_error(sections: dict[str, Any]) -> None:
     outcome(json.dumps({**HEAD, **sections}))
 
 
-@settings(max_examples=100)
+@settings(deadline=None, max_examples=100)
 @given(type_=st.sampled_from(sorted(PARAMETERS)), data=st.data())
 def test_any_parameters_give_a_plan_or_a_config_error(type_: str, data: st.DataObject) -> None:
     keys = sorted(PARAMETERS[type_].__struct_encode_fields__) or ["x"]
@@ -138,7 +140,7 @@ def exists(document: Any, path: str) -> bool:
     return True
 
 
-@settings(max_examples=150)
+@settings(deadline=None, max_examples=150)
 @given(document=st.sampled_from(VALID), data=st.data())
 def test_a_mutated_configuration_resolves_or_says_where_it_is_wrong(
     document: Any, data: st.DataObject
@@ -170,12 +172,13 @@ def test_the_mutation_check_can_tell_a_wrong_path() -> None:
 # Text and units
 
 
-@settings(max_examples=50)
+@settings(deadline=None, max_examples=50)
 @given(value=st.dictionaries(texts, values, max_size=4))
 def test_json_is_read_as_json_reads_it(value: object) -> None:
     assert read_yaml(json.dumps(value)) == value
 
 
+@settings(deadline=None)
 @given(value=values)
 def test_what_is_written_is_read_back(value: object) -> None:
     assert read_yaml(write_yaml(value)) == value
@@ -186,6 +189,7 @@ units = st.sampled_from(
 )
 
 
+@settings(deadline=None)
 @given(parts=st.lists(st.tuples(st.decimals(0, 40, places=3), units), min_size=1, max_size=4))
 def test_a_duration_is_the_sum_of_its_parts(parts: list[Any]) -> None:
     text = "".join(f"{number}{unit}" for number, (unit, _) in parts)
@@ -194,12 +198,14 @@ def test_a_duration_is_the_sum_of_its_parts(parts: list[Any]) -> None:
     assert Seconds.parse(Seconds.parse(text).written()) == Seconds.parse(text)
 
 
+@settings(deadline=None)
 @given(ns=st.integers(0, 604_800 * 10**9))
 def test_a_written_duration_is_read_back(ns: int) -> None:
     seconds = Seconds(ns / 1e9)
     assert Seconds.parse(seconds.written()) == seconds
 
 
+@settings(deadline=None)
 @given(number=st.integers(0, 2**63 - 1) | st.integers(0, 2**20).map(lambda n: n << 30))
 def test_a_written_quantity_is_read_back(number: int) -> None:
     assert Quantity.parse(Quantity(number).written()) == number

@@ -205,10 +205,20 @@ def test_the_last_admitted_is_preempted_when_blocks_run_out_and_loses_no_token()
     tokens = [live.request.id for step in steps for live in step.tokens]
     assert tokens.count("first") == tokens.count("last") == 100
     assert sum(len(step.first) for step in steps) == 2
+    assert (last.admitted_s, last.cached_tokens) == (0.0, 0)
     assert engine.load().kv_usage_ratio == 0.0
 
 
-@pytest.mark.parametrize("when", ["waiting", "running", "in a step"])
+def test_a_preempted_request_waits_before_all_others() -> None:
+    engine = make_engine(kv_blocks=8, max_num_seqs=2)
+    for name in ("first", "last", "next"):
+        engine.submit(request(name, 96, 100), 0.0)
+    steps = list(steps_until_idle(engine))
+    started = [live.request.id for step in steps for live in step.admitted]
+    assert started[:4] == ["first", "last", "last", "next"]
+
+
+@pytest.mark.parametrize("when", ["waiting", "running", "in a step", "in a later step"])
 def test_an_abort_frees_what_the_request_held(when) -> None:
     engine = make_engine(max_num_seqs=1)
     engine.submit(request("a", 100, 50), 0.0)
@@ -220,7 +230,9 @@ def test_an_abort_frees_what_the_request_held(when) -> None:
         assert engine.load().kv_usage_ratio > 0
         assert engine.abort("a")
     else:
-        engine.begin(0.0)
+        if when == "in a later step":
+            engine.step(0.0)
+        engine.begin(1.0)
         assert engine.abort("a")
         step = engine.complete()
         assert step.tokens == step.finished == []
@@ -251,6 +263,26 @@ def test_a_request_without_a_lora_slot_is_deferred_and_others_pass_it() -> None:
     done = [live.request.id for step in steps_until_idle(engine) for live in step.finished]
     assert done == ["a", "c", "d", "b"]
     assert engine.load().deferred == 0
+
+
+def test_deferred_requests_keep_their_order() -> None:
+    engine = make_engine(max_loras=1, max_num_seqs=2)
+    for name, lora in (("a", "one"), ("b", "two"), ("c", "two"), ("d", ""), ("e", "")):
+        engine.submit(request(name, 10, 5, lora=lora), 0.0)
+    started = [live.request.id for step in steps_until_idle(engine) for live in step.admitted]
+    assert started == ["a", "d", "b", "c", "e"]
+
+
+def test_an_adapter_is_shown_from_its_first_output_on() -> None:
+    engine = make_engine(max_num_batched_tokens=64)
+    stats = Stats(max_model_len=4096)
+    engine.submit(request("a", 100, 5, lora="one"), 0.0)
+    seen = []
+    for now_s in (1.0, 2.0):
+        engine.step(now_s)
+        stats.see_loras(engine.running, now_s)
+        seen.append(max(stats.lora_seen, key=stats.lora_seen.__getitem__))
+    assert seen == ["", "one"]
 
 
 def test_a_request_without_output_ends_with_its_prefill() -> None:

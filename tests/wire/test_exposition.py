@@ -94,6 +94,12 @@ def test_ranks_that_disagree_about_the_block_size_report_none() -> None:
     assert (read(page).kv_block_tokens, read(page).kv_blocks) == (None, 16)
 
 
+@pytest.mark.parametrize("tokens", ["None", "0", "-16"])
+def test_a_block_size_that_is_none_is_not_reported(tokens: str) -> None:
+    page = f'vllm:cache_config_info{{block_size="{tokens}",num_gpu_blocks="9"}} 1\n'
+    assert (read(page).kv_block_tokens, read(page).kv_blocks) == (None, 9)
+
+
 @pytest.mark.parametrize("blocks", ["None", "", "-1", "0", "1.5", "9" * 400, "१"])
 def test_a_number_of_blocks_that_is_none_is_not_reported(blocks: str) -> None:
     page = f'vllm:cache_config_info{{block_size="16",num_gpu_blocks="{blocks}"}} 1\n'
@@ -135,6 +141,8 @@ def test_F05_a_usage_above_one_is_one() -> None:
         f"{RUNNING} 1\nvllm:num_requests_wai",
         f"{RUNNING} \n",
         f"{RUNNING} one\n",
+        f"{RUNNING} 1{{}}\n",
+        f'{RUNNING} 1"2"\n',
         f"{RUNNING} 1_000#\n",
         f'{RUNNING}{{engine="0" 1\n',
         f'{RUNNING}{{engine="0}} 1\n',
