@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -67,13 +67,21 @@ class Child:
         assert self.process is not None, f"{self.name} does not run"
         return self.process.pid
 
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal; nothing happens when it does not run."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(number)
+
     def stop(self, *, grace_s: float = STOP_S_MAX) -> int | None:
         """SIGTERM, wait, SIGKILL; returns the exit status (`None` if it did not run)."""
+        self.signal(signal.SIGTERM)
+        return self.wait(grace_s=grace_s)
+
+    def wait(self, *, grace_s: float = STOP_S_MAX) -> int | None:
+        """Wait for its end, SIGKILL when it takes longer; returns the exit status."""
         process, self.process = self.process, None
         if process is None:
             return None
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
         try:
             return process.wait(grace_s)
         except subprocess.TimeoutExpired:
@@ -156,14 +164,16 @@ class Epp(Child):
     def __init__(self, folder: Path, flags: Sequence[str], *, name: str = "epp") -> None:
         ports = ["--host=127.0.0.1", "--grpc-port=0", "--grpc-health-port=0", "--metrics-port=0"]
         super().__init__(name, [sys.executable, "-m", "epp", "serve", *ports, *flags], folder)
+        self._command = self.command
         self.ports: dict[str, int] = {}
 
     def start(self) -> None:
         """Start it, wait until it serves and knows its endpoints; a second start keeps the
         ports."""
         if self.ports:
-            for flag, name in (("grpc", "grpc"), ("grpc-health", "health"), ("metrics", "metrics")):
-                self.command += [f"--{flag}-port={self.ports[name]}"]
+            names = {"grpc": "grpc", "grpc-health": "health", "metrics": "metrics"}
+            ports = [f"--{flag}-port={self.ports[name]}" for flag, name in names.items()]
+            self.command = [*self._command, *ports]
         seen = len(self.text())
         super().start()
         self.ports = self.wait_for("ports", lambda: _logged_ports(self.text()[seen:]))
@@ -194,13 +204,23 @@ def _logged_ports(text: str) -> dict[str, int] | None:
 
 
 class Envoy(Child):
-    """A real Envoy with the bootstrap that `epp envoy-config` prints."""
+    """A real Envoy with the bootstrap that `epp envoy-config` prints.
 
-    def __init__(self, folder: Path, options: EnvoyOptions, *, name: str = "envoy") -> None:
+    Args:
+        bootstrap: another bootstrap, as YAML text.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        options: EnvoyOptions,
+        *,
+        name: str = "envoy",
+        bootstrap: str | None = None,
+    ) -> None:
         self._config = folder / f"{name}.yaml"
         self._admin_file = folder / f"{name}.admin"
-        self._config.write_text(render(options))
-        self._checks_health = True
+        self._config.write_text(render(options) if bootstrap is None else bootstrap)
         binary = Path(sys.executable).with_name("envoy")
         command = [
             *(str(binary), "-c", str(self._config), "--use-dynamic-base-id"),
@@ -245,12 +265,16 @@ class Envoy(Child):
 
 
 class Stack:
-    """Engines, EPP and Envoy, started in that order and stopped in reverse.
+    """Engines, EPP and Envoy, started in that order and stopped together.
 
     Args:
-        engines: flags of each engine; `None` = use `endpoints` instead.
+        engines: flags of each engine.
+        endpoints: addresses of endpoints that run already.
         epp_flags: flags of `epp serve` beside ports and endpoints.
-        envoy: options of the bootstrap; addresses are filled in. `None` = no Envoy.
+        tell_endpoints: give the endpoints to the EPP with a flag; `False` = a configuration in
+            `epp_flags` says where they are.
+        envoy: options of the bootstrap that differ; addresses are filled in.
+        bootstrap: makes another bootstrap (YAML text) from the options.
     """
 
     def __init__(
@@ -259,7 +283,9 @@ class Stack:
         engines: Sequence[Sequence[str]] = ((), (), ()),
         endpoints: Sequence[str] = (),
         epp_flags: Sequence[str] = (),
-        envoy: dict[str, Any] | None = None,
+        tell_endpoints: bool = True,
+        envoy: Mapping[str, Any] | None = None,
+        bootstrap: Callable[[EnvoyOptions], str] = render,
         folder: Path | None = None,
     ) -> None:
         self._temporary = None if folder else tempfile.TemporaryDirectory(prefix="epp-stack-")
@@ -269,7 +295,9 @@ class Stack:
         ]
         self._endpoints = list(endpoints)
         self._epp_flags = list(epp_flags)
+        self._tell_endpoints = tell_endpoints
         self._envoy_options = envoy or {}
+        self._bootstrap = bootstrap
         self._epp: Epp | None = None
         self._envoy: Envoy | None = None
 
@@ -293,32 +321,34 @@ class Stack:
         try:
             for engine in self.engines:
                 engine.start()
-            discovery = [f"--endpoints={','.join(self.addresses)}"]
-            if any("--config" in flag for flag in self._epp_flags if "discovery" in flag):
-                discovery = []
-            self._epp = Epp(self.folder, [*discovery, *self._epp_flags])
+            told = [f"--endpoints={','.join(self.addresses)}"] if self._tell_endpoints else []
+            self._epp = Epp(self.folder, [*told, *self._epp_flags])
             self._epp.start()
-            options = EnvoyOptions(
-                **{
-                    "listen": "127.0.0.1:0",
-                    "admin": "127.0.0.1:0",
-                    "epp": self._epp.address,
-                    "epp_tls": "--secure-serving=false" not in self._epp_flags,
-                    "endpoints": tuple(self.addresses),
-                    **self._envoy_options,
-                }
-            )
-            self._envoy = Envoy(self.folder, options)
+            options = self.envoy_options(**self._envoy_options)
+            self._envoy = Envoy(self.folder, options, bootstrap=self._bootstrap(options))
             self._envoy.start()
         except BaseException:
             self.stop()
             raise
 
+    def envoy_options(self, **differing: Any) -> EnvoyOptions:
+        """Options of an Envoy in front of this EPP and these endpoints."""
+        options: dict[str, Any] = {
+            "listen": "127.0.0.1:0",
+            "admin": "127.0.0.1:0",
+            "epp": self.epp.address,
+            "epp_tls": "--secure-serving=false" not in self._epp_flags,
+            "endpoints": tuple(self.addresses),
+        }
+        return EnvoyOptions(**{**options, **differing})
+
     def stop(self) -> None:
         """Stop everything that runs."""
-        for child in (self._envoy, self._epp, *self.engines):
-            if child is not None:
-                child.stop(grace_s=5.0)
+        children = [c for c in (self._envoy, self._epp, *self.engines) if c is not None]
+        for child in children:
+            child.signal(signal.SIGTERM)
+        for child in children:
+            child.wait(grace_s=5.0)
         if self._temporary is not None:
             self._temporary.cleanup()
 

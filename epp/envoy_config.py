@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
 from enum import StrEnum
 from typing import Any
 
@@ -186,7 +187,10 @@ def split_address(address: str, flag: str) -> tuple[str, int]:
 def render(options: EnvoyOptions, *, form: str = "yaml") -> str:
     """The bootstrap as text, `yaml` or `json`."""
     check(options)
-    from epp.envoy_bootstrap import bootstrap  # takes seconds, so not above
+    with warnings.catch_warnings():
+        # Deprecations between libraries that are not ours.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from epp.envoy_bootstrap import bootstrap  # takes seconds, so not above
 
     document = bootstrap(options)
     if form == "json":

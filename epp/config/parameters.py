@@ -168,16 +168,13 @@ class EngineConfig(Section, frozen=True):
 ENGINES = ("vllm", "sglang", "trtllm-serve", "triton-tensorrt-llm", "triton")
 """Engines whose metrics are known without configuration (`epp.wire.exposition`)."""
 
-ENGINE_LABEL_KEY = "llm-d.ai/engine-type"
-ENGINE_LABEL_KEY_OLD = "inference.networking.k8s.io/engine-type"
-
 
 class CoreMetricsExtractor(Section, frozen=True):
     """Reads an endpoint's load from its metrics page, by engine."""
 
     default_engine: Name = "vllm"
     """Engine of an endpoint without the label."""
-    engine_label_key: Name = ENGINE_LABEL_KEY
+    engine_label_key: Name = "llm-d.ai/engine-type"
     """Label that names an endpoint's engine. With the default, the older
     `inference.networking.k8s.io/engine-type` is looked at next."""
     engine_configs: tuple[EngineConfig, ...] = ()
@@ -193,12 +190,6 @@ class CoreMetricsExtractor(Section, frozen=True):
                 f"`defaultEngine` is `{self.default_engine}`, which is no engine known here: "
                 f"choose one of {', '.join(known)}, or describe it in `engineConfigs`"
             )
-
-    @property
-    def engine_label_keys(self) -> tuple[str, ...]:
-        """The labels to look at for an endpoint's engine, the first that is there counts."""
-        is_default = self.engine_label_key == ENGINE_LABEL_KEY
-        return (ENGINE_LABEL_KEY, ENGINE_LABEL_KEY_OLD) if is_default else (self.engine_label_key,)
 
 
 class FileDiscovery(Section, frozen=True):

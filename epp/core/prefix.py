@@ -53,9 +53,9 @@ _OLDEST_RUNS = 64
 _DIGIT_VALUES = bytes.maketrans(b"01", b"\x00\x01")
 _FORGET_FREES_BLOCKS = 2048
 _LEARN_FREES_BLOCKS = 512
-_BLOCKS_PER_TRIM = 256
+_BLOCKS_PER_TRIM = 128
 _ROOMY_BYTES = 512
-_ROOMY_BYTES_PER_NAME = 61
+_ROOMY_BYTES_PER_NAME = 57
 
 
 def root_of(model: str, cache_salt: str) -> int:

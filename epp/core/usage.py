@@ -107,10 +107,11 @@ class _EventStream:
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Data of the events that end within this chunk; `b""` for one that was too large."""
-        if self._after_cr and chunk.startswith(b"\n"):
-            chunk = chunk[1:]
         if not chunk:
             return []
+        if self._after_cr and chunk.startswith(b"\n"):
+            self._after_cr = False
+            return self.feed(chunk[1:])
         self._after_cr = chunk.endswith(b"\r")
         if self._rest:
             if b"\n" not in chunk and b"\r" not in chunk:

@@ -131,7 +131,7 @@ class _ScrapeError(EppError):
 
     def __init__(self, reason: FailureReason, detail: str, *, unreachable: bool = False) -> None:
         # Libraries quote what the peer sent: lines of it, or pages.
-        super().__init__(f"{reason}: {' '.join(detail.split())[:DETAIL_CHARS_MAX]}")
+        super().__init__(f"{reason}: {(detail)[:DETAIL_CHARS_MAX]}")
         self.reason = reason
         self.unreachable = unreachable
 
@@ -214,7 +214,6 @@ class Scraper:
         async with self._new_session() as session, asyncio.TaskGroup() as group:
             self._session, self._group = session, group
             try:
-                self.members_changed()
                 await asyncio.get_running_loop().create_future()
             finally:
                 self._group = None

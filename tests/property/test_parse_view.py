@@ -41,7 +41,8 @@ def view(path: str, turns: Any, tools: Any, *, key: str = "messages") -> bytes:
 
 
 def has_lone_surrogate(value: Any) -> bool:
-    return "\\ud83d" in json.dumps(value)
+    text = json.dumps(value, ensure_ascii=False)
+    return text != text.encode("utf-8", "replace").decode()
 
 
 def meaning(turns: Any, tools: Any) -> Any:

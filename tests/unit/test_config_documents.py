@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from epp.config import load_config, resolve
-from epp.config.document import render
+from epp.config.document import configuration_page
 from epp.config.parameters import BUILT
 from epp.config.plugins import PARAMETERS
 from epp.config.schema import Limits
@@ -18,11 +18,11 @@ SAMPLES = ROOT / "deploy" / "config"
 
 def test_the_configuration_page_is_current() -> None:
     current = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
-    assert current == render(), "run `python -m epp.config.document docs/configuration.md`"
+    assert current == configuration_page(), "run `make docs`"
 
 
 def test_the_page_names_every_type_and_key() -> None:
-    page = render()
+    page = configuration_page()
     for type_, cls in PARAMETERS.items():
         assert f"`{type_}`" in page
         for key in cls.__struct_encode_fields__:
@@ -33,7 +33,9 @@ def test_the_page_names_every_type_and_key() -> None:
 
 def test_every_key_has_a_description() -> None:
     rows = [
-        line for line in render().splitlines() if line.startswith("| `") and line.count("|") == 5
+        line
+        for line in configuration_page().splitlines()
+        if line.startswith("| `") and line.count("|") == 5
     ]
     assert len(rows) > 80
     assert [row for row in rows if row.endswith("|  |")] == []

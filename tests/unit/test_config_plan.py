@@ -10,6 +10,7 @@ import pytest
 from epp.config import Plan, effective_yaml, load_config, resolve
 from epp.config.parameters import ENGINES
 from epp.config.plugins import PARAMETERS
+from epp.config.schema import FlowControl, SaturationDetector
 from epp.core.decide import PrefixParams
 from epp.core.errors import ConfigError
 from epp.core.inflight import InflightParams
@@ -391,13 +392,6 @@ def test_G10_every_key_of_the_file_reaches_the_plan() -> None:
     }
 
 
-def test_the_older_engine_label_is_looked_at_unless_another_is_named() -> None:
-    old = "inference.networking.k8s.io/engine-type"
-    assert resolve(None).metrics.engine_label_keys == ("llm-d.ai/engine-type", old)
-    text = "plugins: [{type: core-metrics-extractor, parameters: {engineLabelKey: a}}]"
-    assert plan_of(text).metrics.engine_label_keys == ("a",)
-
-
 def test_the_engines_known_here_are_those_the_reader_knows() -> None:
     assert set(ENGINES) == set(exposition.ENGINES)
 
@@ -600,6 +594,9 @@ def test_old_names_are_read_each_with_a_notice() -> None:
         assert sum(notice.startswith(word) or word in notice for notice in plan.notices) >= 1
     canonical = resolve(load_config(effective_yaml(plan)))
     assert [n for n in canonical.notices if "deprecated" in n] == []
+    assert canonical.config.flow_control == FlowControl(
+        saturation_detector=SaturationDetector(plugin_ref="utilization-detector")
+    )
 
 
 # Files
@@ -635,6 +632,13 @@ def test_every_type_of_the_reference_is_built_or_refused_by_name(type_: str) -> 
 
 def test_the_effective_configuration_of_no_file_is_complete() -> None:
     text = effective_yaml(resolve(None))
-    for line in ("streamsMax: 20000", "weight: 3.0", "lruCapacityPerServer: 31250", "scheme: http"):
+    for line in (
+        "streamsMax: 20000",
+        "weight: 3.0",
+        "lruCapacityPerServer: 31250",
+        "scheme: http",
+        "- pluginRef: metrics-data-source",
+        "- pluginRef: openai-parser",
+    ):
         assert line in text
     assert resolve(load_config(text)) == resolve(None)

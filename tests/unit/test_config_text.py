@@ -95,7 +95,12 @@ def test_an_alias_bomb_is_refused_before_it_is_expanded() -> None:
 
 def test_depth_is_bounded_without_recursion() -> None:
     assert read_yaml("[" * DEPTH_MAX + "]" * DEPTH_MAX) is not None
-    for text in ("[" * (DEPTH_MAX + 1), "[" * 500_000, "{a: " * 100_000, "- " * 100_000):
+    for text in (
+        "[" * (DEPTH_MAX + 1) + "]" * (DEPTH_MAX + 1),
+        "[" * 500_000,
+        "{a: " * 100_000,
+        "- " * 100_000,
+    ):
         with pytest.raises(ConfigError):
             read_yaml(text)
 

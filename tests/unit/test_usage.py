@@ -117,6 +117,7 @@ def test_C02_the_last_event_needs_no_blank_line() -> None:
 
 def test_a_line_feed_that_comes_after_its_carriage_return_ends_no_second_line() -> None:
     assert read(b"data: 1\r", b"\ndata: 2\r", b"\n\r", b"\n", b"data: 3\r\n\r\n").events == 2
+    assert read(b"data: 1\r", b"\n", b"\n", b"data: 2").events == 2
 
 
 def test_an_end_or_a_chunk_after_the_end_changes_nothing() -> None:

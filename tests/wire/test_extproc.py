@@ -244,6 +244,14 @@ def test_A10_of_raw_value_and_value_in_any_order_raw_value_wins() -> None:
         assert decode_request(data).headers == {"k": "r"}
 
 
+def test_a_long_header_is_not_taken_for_a_short_one() -> None:
+    """Its length in two bytes and its value look like the key and value of a header of 144 bytes."""
+    value = b"vvv\x1a\x82".ljust(1288, b"v")
+    data = headers_message({"key": "abc", "raw_value": value})
+    assert b"\x0a\x90\x0a\x0a\x03abc\x1a\x88\x0a" in data
+    assert decode_request(data).headers == {"abc": value.decode("latin-1")}
+
+
 def set_headers_of(reply) -> list[pb.HeaderValueOption]:
     response = pb.ProcessingResponse.FromString(encode_reply(reply))
     content = getattr(response, response.WhichOneof("response"))
@@ -474,6 +482,16 @@ def hinting(value: bytes) -> bytes:
 STRING, LIST = delimited(0x1A, b"a:1"), delimited(0x32, delimited(0x0A, delimited(0x1A, b"b:1")))
 
 
+def test_a_value_that_comes_twice_in_one_entry_is_merged() -> None:
+    key = f"{DESTINATION}-subset".encode()
+    values = delimited(0x12, LIST), delimited(0x12, LIST)
+    entry = delimited(0x0A, delimited(0x0A, key), *values)
+    space = delimited(0x0A, delimited(0x0A, b"envoy.lb.subset_hint"), delimited(0x12, entry))
+    data = delimited(0x42, space)
+    assert decode_request(data) == event_of(pb.ProcessingRequest.FromString(data))
+    assert decode_request(data).subset == ("b:1", "b:1")
+
+
 @pytest.mark.parametrize("length", [1, 2, 3, 4])
 def test_a_metadata_value_that_repeats_is_read_as_protobuf_reads_it(length) -> None:
     number, struct = b"\x11" + bytes(8), b"\x2a\x00"
@@ -509,6 +527,8 @@ def test_a_metadata_value_that_repeats_is_read_as_protobuf_reads_it(length) -> N
         (b"\x12\x06\x0a\x04\x0a\x02\x0a\x05", "a header name longer than its header"),
         (b"\x12\x04\x0a\x02\x0a\x05", "a header longer than its list"),
         (b"\x12\x02\x0a\x05", "a header map longer than its message"),
+        (b"\x12\x02\x0a\x02\x42\x00", "a header map longer than its message, before a field"),
+        (b"\x12\x04\x0a\x02\x0a\x02\x42\x00", "a header longer than its list, before a field"),
         (b"\x5a\x02\x0a\x00", "a body mode that is bytes"),
         (b"\x5a\x01\x08", "half a body mode"),
         (b"\x00\x00", "field 0"),
@@ -563,6 +583,28 @@ def test_unknown_fields_of_every_wire_type_are_skipped(unknown) -> None:
 def test_a_member_we_do_not_know_is_unsupported() -> None:
     assert decode_request(b"\x7a\x00") == Unsupported()
     assert decode_request(b"") == Unsupported()
+
+
+def test_a_body_of_megabytes_comes_out_as_it_went_in() -> None:
+    body = bytes(range(256)) * 12_000
+    request = pb.ProcessingRequest(request_body=pb.HttpBody(body=body))
+    assert decode_request(request.SerializeToString()) == RequestBody(body=body)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x22\x02\x10\x02",
+        b"\x22\x03\x10\x80\x01",
+        b"\x12\x02\x18\x02",
+        b"\x5a\x06\x08\x84\x80\x80\x80\x10",
+    ],
+)
+def test_numbers_out_of_their_range_are_read_as_protobuf_reads_them(data) -> None:
+    event = decode_request(data)
+    assert event == event_of(pb.ProcessingRequest.FromString(data))
+    assert getattr(event, "end_of_stream", True)
+    assert event.modes in (None, (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.NONE))
 
 
 def test_lengths_longer_than_they_need_be_are_read() -> None:

@@ -1,0 +1,1 @@
+"""Talks to the world: servers, scrapes, files, signals. Holds no policy."""

@@ -1,0 +1,1 @@
+"""Bytes to events and back: no I/O, no policy."""
