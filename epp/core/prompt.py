@@ -13,7 +13,7 @@ annotations, a billing header that one client puts into its system prompt anew f
 An image, video or sound is named by 16 bytes of digest over what the client sent; it is neither
 decoded nor fetched, and counts as many tokens as the reference's estimate for its kind says.
 
-Cost: 3 us for 10 messages, 45 us for 200, besides the parsing.
+Cost, besides the parsing: 4 us for 10 messages of 16 KiB in all, 48 us for 200 of 128 KiB.
 """
 
 from __future__ import annotations
@@ -234,10 +234,7 @@ class _View:
 
     def items(self, items: Raw) -> None:
         """Items of the Responses and Conversations APIs: messages, calls, results, reasoning."""
-        values = _parts(items)
-        if 4 * len(values) > self.limits.pieces_max:
-            raise UnknownShape
-        for item in values:
+        for item in _parts(items):
             role = item.get("role", EMPTY)
             self.pieces += (_TURN, role)
             if role is EMPTY:

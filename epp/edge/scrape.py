@@ -214,6 +214,7 @@ class Scraper:
         async with self._new_session() as session, asyncio.TaskGroup() as group:
             self._session, self._group = session, group
             try:
+                self.members_changed()
                 await asyncio.get_running_loop().create_future()
             finally:
                 self._group = None

@@ -76,8 +76,11 @@ _PADDING = bytes(260)
 """Longest look ahead from the start of a header: four bytes, a key of 255, two bytes."""
 
 _CACHED_HEADER_BYTES_MAX = 256
+"""Longest header worth remembering."""
 _NAME_CACHE_MAX = 1024
+"""Remembered headers, and lists of headers to remove; both are few."""
 _PREFIX_CACHE_MAX = 4096
+"""Remembered destinations (as many as the pool has) and body sizes."""
 
 _MODES: Mapping[int, BodyMode] = MappingProxyType({int(mode): mode for mode in BodyMode})
 
@@ -86,7 +89,8 @@ def decode_request(data: bytes) -> Event:
     """Decode one serialized `ProcessingRequest`; a oneof member we do not know, or none, gives
     `Unsupported`.
 
-    Cost: ~8 us with 16 headers, ~1.5 us for a body chunk plus one copy of the body.
+    Cost: 2 us and 0.5 us per header (2 us where key and value pass 127 bytes); 1.5 us for a body
+    chunk, plus one copy of it; 15 us more for metadata not met before.
 
     Raises: WireError for anything that is not well-formed protobuf of the expected types.
     """
@@ -267,8 +271,8 @@ _IMMEDIATE_RESPONSE, _DYNAMIC_METADATA = 0x3A, 0x42
 def encode_reply(reply: Reply) -> bytes:
     """Encode one reply as a serialized `ProcessingResponse`.
 
-    Cost: ~2 us with a pick, ~0.7 us for a piece of body plus one copy of it; ~3 us more when a
-    destination, header or body size is met for the first time.
+    Cost: 3 us with a pick, 0.3 us for a piece of body plus one copy of it; 3 us more when a
+    destination, header or body size is met for the first time; about 1.1 us per score.
     """
     if isinstance(reply, StreamedBodyReply):
         body = reply.body

@@ -74,13 +74,12 @@ def fields(data: bytes, known: frozenset[int]) -> Iterator[tuple[int, bytes]]:
     """Walk the fields of one message whose tag is in `known`; for the paths that need no speed.
 
     Yields: tag and value; of a length-delimited field its content, of others the encoded value.
+    Raises: WireError, behind the last field, when that is longer than the message.
     """
     at, end = 0, len(data)
     while at < end:
         tag = data[at]
         after = skip_field(data, at, NOTHING_KNOWN if tag in known else known)
-        if after > end:
-            break
         if tag in known:
             start = at + 1
             if tag & 7 == LENGTH_DELIMITED:

@@ -60,19 +60,23 @@ class Site:
         """One request; returns the answer and the id under which the upstreams know it.
 
         Args:
-            to: number of the upstream that the EPP is told to pick.
+            to: number of the upstream that the EPP is told to pick; `None` = any.
             how: as for `Connection.send`.
         """
         test_id = test_id or new_id()
-        headers = [*headers, (TEST_ID, test_id)]
-        if to is not None:
-            headers.append((TEST_SELECTION, self.upstreams.addresses[to]))
+        headers = [*headers, (TEST_ID, test_id), self.selection(to)]
         return await fetch(self.port, method, target, headers, body, **how), test_id
+
+    def selection(self, to: int | None) -> tuple[str, str]:
+        """The header that names who may be picked; without it the testing filter keeps nobody."""
+        addresses = self.upstreams.addresses
+        return (TEST_SELECTION, ",".join(addresses) if to is None else addresses[to])
 
     async def open(self, headers: Headers, body: bytes, *, test_id: str) -> Connection:
         """Send a POST to /v1/completions and leave the answer to the caller."""
         connection = await Connection.open(self.port)
         given = [("content-type", "application/json"), *headers, (TEST_ID, test_id)]
+        given.append(self.selection(None))
         await connection.send("POST", "/v1/completions", given, body)
         return connection
 

@@ -32,7 +32,8 @@ from epp.wire.exposition import ENGINES
 PAGE = b'vllm:num_requests_waiting{engine="0"} 3\nvllm:num_requests_running 1\n'
 PAGE += b"vllm:kv_cache_usage_perc 0.5\n"
 SGLANG_PAGE = b"sglang:num_queue_reqs 4\nsglang:num_running_reqs 2\nsglang:token_usage 0.25\n"
-FAST = ScrapeSettings(interval_s=0.05, timeout_s=0.25)
+FAST = ScrapeSettings(interval_s=0.05, timeout_s=5.0)
+IMPATIENT = ScrapeSettings(interval_s=0.05, timeout_s=0.25)
 
 
 def reply(body: bytes = PAGE, status: str = "200 OK", headers: str = "") -> bytes:
@@ -205,7 +206,7 @@ async def test_F07_a_failing_endpoint_grows_stale_and_is_never_taken_for_idle() 
 
 
 async def test_F09_one_silent_endpoint_of_fifty_delays_no_other() -> None:
-    async with engines(None, *[reply()] * 49) as [tarpit, *others], world() as w:
+    async with engines(None, *[reply()] * 49) as [tarpit, *others], world(settings=IMPATIENT) as w:
         w.members(*(e.spec for e in (tarpit, *others)))
         await w.until(lambda: w.reasons[FailureReason.TIMEOUT] >= 2)
         assert tarpit.at_once_max == 1
@@ -321,7 +322,7 @@ async def test_an_endpoint_nobody_listens_on_is_unreachable_and_a_slow_one_is_no
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound, not listening: refused
         gone = EndpointSpec("127.0.0.1", unused.getsockname()[1])
-        async with engines(None) as [slow], world() as w:
+        async with engines(None) as [slow], world(settings=IMPATIENT) as w:
             w.members(gone, slow.spec)
             await w.until(lambda: len(w.reasons) == 2)
             told = {e.endpoint.address: (e.reason, e.unreachable) for e in w.events}
@@ -372,7 +373,7 @@ BIG = PAGE + b"# " + b"x" * 70_000 + b"\n"
     ],
 )
 async def test_a_page_too_large_is_refused_however_it_is_framed(answer: bytes) -> None:
-    settings = ScrapeSettings(interval_s=0.05, timeout_s=0.25, page_bytes_max=60_000)
+    settings = ScrapeSettings(interval_s=0.05, timeout_s=5.0, page_bytes_max=60_000)
     async with engines(answer) as [engine], world(settings=settings) as w:
         event = await w.one(engine)
         assert event == ScrapeFailed(w.endpoint(engine), FailureReason.TOO_LARGE)
@@ -393,7 +394,7 @@ async def test_an_endpoint_that_leaves_during_its_scrape_is_let_go_at_once() -> 
 
 
 async def test_F10_the_idle_connection_of_an_endpoint_that_left_is_closed() -> None:
-    async with engines(reply()) as [engine], world() as w:
+    async with engines(reply()) as [engine], world(settings=IMPATIENT) as w:
         await w.one(engine)
         assert len(engine.open) == 1
         w.members()
@@ -422,7 +423,7 @@ async def test_members_from_before_the_start_are_scraped() -> None:
 
 
 async def test_a_failing_endpoint_is_asked_less_often_until_it_works_again() -> None:
-    settings = ScrapeSettings(interval_s=0.05, timeout_s=0.25, backoff_max=4)
+    settings = ScrapeSettings(interval_s=0.05, timeout_s=5.0, backoff_max=4)
     async with engines(reply(status="503 Busy")) as [engine], world(settings=settings) as w:
         w.members(engine.spec)
         await engine.until(lambda: len(engine.requests) == 6)

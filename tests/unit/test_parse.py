@@ -205,6 +205,7 @@ def test_an_error_leaves_no_other_exception_that_could_be_logged_with_the_body()
     with pytest.raises(RequestDropped) as caught:
         parse(b'{"model":"' + SECRET.encode())
     assert caught.value.__suppress_context__
+    assert caught.value.__cause__ is None
 
 
 @pytest.mark.parametrize("model", [None, "", 7, [], {}, True])
@@ -281,6 +282,8 @@ def test_a_large_body_that_only_python_could_read_goes_to_the_engine_unread() ->
     request = parse(body, "/v1/completions", limits=limits)
     assert (request.model, request.prompts, request.body_bytes) == ("", (), len(body))
     assert request.api is Api.COMPLETIONS
+    assert parse(body, "/v1/completions", limits=ParseLimits(repaired_values_max=1)).model == ""
+    assert parse(body, "/v1/completions", limits=ParseLimits(repaired_values_max=2)).model == "m"
     with pytest.raises(RequestDropped):
         parse(b"[1]" + b" " * 2000, "/v1/completions", limits=limits)
 
@@ -366,9 +369,11 @@ def test_B14_a_body_that_grows_beyond_the_limit_is_routed_by_load() -> None:
 
 
 def test_B15_a_large_body_of_countless_small_values_keeps_its_model_and_loses_its_prompt() -> None:
-    body = b'{"model":"m","messages":[' + b"{}," * 400_000 + b"{}]}"
-    request = parse(body, limits=ParseLimits(values_max=100_000))
+    body = b'{"model":"m","prompt":[' + b'"a",' * 300_000 + b'"a"]}'
+    request = parse(body, "/v1/completions", limits=ParseLimits(values_max=200_000))
     assert (request.model, request.prompts, request.prompt_tokens) == ("m", (), 0)
+    request = parse(body, "/v1/completions", limits=ParseLimits(values_max=300_001))
+    assert request.prompt_tokens == 300_001
 
 
 def test_B15_many_turns_in_a_small_body_keep_the_model_and_lose_the_prompt() -> None:

@@ -62,8 +62,9 @@ def test_a_view_holds_tools_system_and_turns_in_that_order() -> None:
     assert places == sorted(places)
 
 
-def test_B03_content_as_a_string_and_as_one_text_part_is_the_same_prompt() -> None:
-    assert turns("hello", "again") == turns([{"type": "text", "text": "hello"}], "again")
+@pytest.mark.parametrize("kind", ["text", "input_text", "output_text"])
+def test_B03_content_as_a_string_and_as_one_text_part_is_the_same_prompt(kind: str) -> None:
+    assert turns("hello", "again") == turns([{"type": kind, "text": "hello"}], "again")
 
 
 def test_B03_two_text_parts_are_not_one() -> None:
@@ -408,6 +409,8 @@ def test_all_prompts_of_a_request_share_the_limits() -> None:
     limits = PromptLimits(view_bytes_max=10, prompts_max=3)
     request = parse("completions", prompt=["aaaa"] * 5, limits=limits)
     assert (request.prompts, request.prompt_tokens) == ((b"aaaa", b"aaaa", b"aa"), 5)
+    request = parse("completions", prompt=["aaaaaaaaaa"] * 2, limits=limits)
+    assert (request.prompts, request.prompt_tokens) == ((b"aaaaaaaaaa",), 6)
     request = parse("completions", prompt=["a"] * 5, limits=limits)
     assert (request.prompts, request.prompt_tokens) == ((b"a", b"a", b"a"), 5)
     request = parse("completions", prompt=[[1]] * 5, limits=limits)
@@ -442,7 +445,7 @@ def test_more_turns_than_the_limit_are_routed_by_load(path: str, key: str) -> No
 
 def test_deeply_nested_results_are_taken_as_they_stand() -> None:
     content: Any = "bottom"
-    for _ in range(50):
+    for _ in range(240):
         content = [{"type": "tool_result", "content": content}]
     assert b"bottom" in turns(content)
 

@@ -21,6 +21,22 @@ RECORDED = sorted((Path(__file__).parent / "data" / "envoy").glob("*.c2s.bin"))
 DESTINATION = "x-gateway-destination-endpoint"
 
 
+def headers_message(*headers: dict, **fields) -> bytes:
+    """A serialized `ProcessingRequest` with these request headers."""
+    request = pb.ProcessingRequest(**fields)
+    request.request_headers.headers.SetInParent()
+    for header in headers:
+        request.request_headers.headers.headers.add(**header)
+    return request.SerializeToString()
+
+
+def metadata_message(namespace: str, key: str, value) -> bytes:
+    """A serialized `ProcessingRequest` with an empty body and this one value of metadata."""
+    request = pb.ProcessingRequest(request_body=pb.HttpBody())
+    request.metadata_context.filter_metadata[namespace].update({key: value})
+    return request.SerializeToString()
+
+
 def recorded_messages(path: Path) -> Iterator[bytes]:
     """The gRPC messages of one recorded HTTP/2 connection, in order of their last byte."""
     raw, at = path.read_bytes(), len(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
