@@ -11,7 +11,10 @@ import argparse
 import gc
 import json
 import time
+from array import array
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -37,7 +40,7 @@ def main() -> None:
         print(json.dumps(figures, indent=2))
     else:
         for name, value in figures.items():
-            print(f"{name:<52}{value:>14,.3f}")
+            print(f"{name:<56}{value:>14,.3f}")
 
 
 def measure(slots: int, slot_blocks: int) -> Figures:
@@ -48,15 +51,15 @@ def measure(slots: int, slot_blocks: int) -> Figures:
         figures[name] = _name_blocks_us(prompt_bytes, tokens)
     figures |= _match(slots)
     figures |= _conversations(slots, slot_blocks)
-    for label, chain_blocks in (("8_block_runs", 8), ("1_block_runs", 1)):
-        index = PrefixIndex(2**40, slot_blocks_max=slot_blocks)
-        filled = _fill(index, slots, slot_blocks // 4, chain_blocks=chain_blocks, holders=1)
-        figures[f"{label}_bytes_per_held_block"] = filled["bytes_per_held_block"]
-    for holders in (8, 1):
-        index = PrefixIndex(2**40, slot_blocks_max=slot_blocks)
-        filled = _fill(index, slots, slot_blocks, chain_blocks=CHAIN_BLOCKS, holders=holders)
-        figures |= {f"fill_{holders}_holders_{name}": value for name, value in filled.items()}
-    return figures | _full(index, slots)  # the last one: full, one holder per block
+    for chain_blocks, holders in ((CHAIN_BLOCKS, 1), (CHAIN_BLOCKS, 8), (8, 1), (1, 1)):
+        prefix = f"runs_of_{chain_blocks}_held_by_{holders}"
+        # A process of its own: memory freed by an earlier index would hide what this one takes.
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as child:
+            filled = child.submit(_churn, slots, slot_blocks, chain_blocks, holders).result()
+        figures |= {f"{prefix}_{name}": value for name, value in filled.items()}
+    index = PrefixIndex(2**40, slot_blocks_max=slot_blocks)
+    _learn_new(index, slots, slots * slot_blocks, CHAIN_BLOCKS, 1)
+    return figures | _full(index, slots)
 
 
 def _cpu_us(call: Callable[..., object], *args: object) -> float:
@@ -112,21 +115,31 @@ def _match(slots: int) -> Figures:
     }
 
 
-def _fill(
-    index: PrefixIndex, slots: int, slot_blocks: int, *, chain_blocks: int, holders: int
-) -> Figures:
-    """Fill every slot with new chains, each learned by `holders` neighbouring slots."""
-    rng, before, costs_us = Random(3), _resident_bytes(), []
-    for turn in range(slots * slot_blocks // chain_blocks // holders):
+def _churn(slots: int, slot_blocks: int, chain_blocks: int, holders: int) -> Figures:
+    """Fill an index, then replace all it holds: an LRU's steady state takes more than its start."""
+    index, before = PrefixIndex(2**40, slot_blocks_max=slot_blocks), _resident_bytes()
+    figures: Figures = {}
+    for phase in ("filled", "churned"):
+        costs_us = _learn_new(index, slots, slots * slot_blocks, chain_blocks, holders)
+        figures |= {
+            f"{phase}_bytes_per_held_block": (_resident_bytes() - before) / index.held,
+            f"{phase}_learn_us_per_block": sum(costs_us) / len(costs_us) / chain_blocks,
+            f"{phase}_learn_us_max": max(costs_us),
+        }
+    return figures
+
+
+def _learn_new(
+    index: PrefixIndex, slots: int, blocks: int, chain_blocks: int, holders: int
+) -> list[float]:
+    """Learn so many blocks in new chains, each on `holders` neighbouring slots; CPU us of each."""
+    rng, costs_us = Random(index.held), array("d")
+    for turn in range(blocks // chain_blocks // holders):
         names = _names(rng, chain_blocks)
         for holder in range(holders):
-            chain, slot = _copies(names), (turn * holders + holder) % slots
-            costs_us.append(_cpu_us(index.learn, slot, [chain]))
-    return {
-        "bytes_per_held_block": (_resident_bytes() - before) / index.held,
-        "learn_us_per_block": sum(costs_us) / len(costs_us) / chain_blocks,
-        "learn_us_max": max(costs_us),
-    }
+            slot = (turn * holders + holder) % slots
+            costs_us.append(_cpu_us(index.learn, slot, [_copies(names)]))
+    return costs_us.tolist()
 
 
 def _conversations(slots: int, slot_blocks: int) -> Figures:
@@ -154,13 +167,12 @@ def _conversations(slots: int, slot_blocks: int) -> Figures:
 
 def _full(index: PrefixIndex, slots: int) -> Figures:
     """What a full index costs: learns that evict as much, collector pauses, a leaving endpoint."""
-    rng, costs_us = Random(6), []
-    for turn in range(1000):
-        chain = _names(rng, CHAIN_BLOCKS)
-        costs_us.append(_cpu_us(index.learn, turn % slots, [chain]))
+    rng = Random(6)
+    costs_us = _learn_new(index, slots, 1000 * CHAIN_BLOCKS, CHAIN_BLOCKS, 1)
+    chain = _names(rng, CHAIN_BLOCKS)
+    index.learn(0, [chain])
     again = _copies(chain)
-    slot = 999 % slots
-    repeat_us = median(_cpu_us(index.learn, slot, [again]) for _ in range(200))
+    repeat_us = median(_cpu_us(index.learn, 0, [again]) for _ in range(200))
     chain.clear()
     again.clear()
     gc.collect()

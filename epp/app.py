@@ -279,7 +279,7 @@ def _server_limits(options: ServeOptions, plan: Plan) -> Limits:
 
 
 def _parse_limits(plan: Plan) -> ParseLimits:
-    return ParseLimits(decoded_bytes_max=plan.limits.decoded_bytes_max)
+    return ParseLimits(decoded_bytes_max=plan.limits.decoded_bytes_max, apis=plan.apis)
 
 
 def _engine_chooser(plan: Plan) -> EngineChooser:

@@ -144,12 +144,16 @@ def _routes(options: EnvoyOptions) -> route_v3.RouteConfiguration:
         # requests, which the EPP marks, get a route without one. This needs clear_route_cache.
         marked = route_v3.HeaderMatcher(name=REQUEST_TRAILERS, present_match=True)
         with_trailers = route_v3.Route(
-            match=route_v3.RouteMatch(prefix="/", headers=[marked]),
-            route=to_pool,
-            request_headers_to_remove=[REQUEST_TRAILERS],
+            match=route_v3.RouteMatch(prefix="/", headers=[marked]), route=to_pool
         )
         routes = [with_trailers, everything]
-    host = route_v3.VirtualHost(name="all", domains=["*"], routes=routes)
+    host = route_v3.VirtualHost(
+        name="all",
+        domains=["*"],
+        routes=routes,
+        # The mark is for the routes above, also where nobody looks for it.
+        request_headers_to_remove=[REQUEST_TRAILERS],
+    )
     return route_v3.RouteConfiguration(name="inference", virtual_hosts=[host])
 
 

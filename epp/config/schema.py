@@ -181,9 +181,9 @@ class Limits(Section, frozen=True):
     body_bytes_max: BodyBytes = BodyBytes(64 << 20)
     """Largest request body; a larger one is answered 413. The body is held in memory until the
     endpoint is chosen: `streamsMax` times this is the worst case."""
-    decoded_bytes_max: BodyBytes = BodyBytes(64 << 20)
+    decoded_bytes_max: BodyBytes = BodyBytes(16 << 20)
     """Largest result of decompressing a body to read it; a body that grows beyond is not read. A
-    kilobyte of gzip can hold a megabyte."""
+    kilobyte of gzip can hold a megabyte, and each 16 MiB cost some 30 ms of the event loop."""
     streams_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
     """Requests handled at once; one more is answered 503."""
     chunk_bytes: Annotated[int, Meta(ge=1024, le=65_000)] = 62_000

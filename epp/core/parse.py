@@ -53,6 +53,9 @@ class ParseLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Commas of a body over 1 MiB; with more its prompt is not read. That many small values take
     up to 240 MB for the moment."""
     prompt: PromptLimits = PromptLimits()
+    apis: frozenset[Api] = frozenset(Api)
+    """APIs whose bodies are read; requests of others are routed by load
+    (`requestHandler.parsers`)."""
 
 
 DEFAULT_LIMITS = ParseLimits()
@@ -120,7 +123,7 @@ def parse_request(
         body_bytes=len(body) if body is not None else 0,
         fairness_id=_first(headers, _FAIRNESS_HEADERS) or DEFAULT_FAIRNESS_ID,
     )
-    if body is None or route.api is Api.OTHER:
+    if body is None or route.api is Api.OTHER or route.api not in limits.apis:
         return request
     coding = headers.get("content-encoding", "")
     decoded = decode_body(coding, body, bytes_max=limits.decoded_bytes_max)

@@ -184,6 +184,8 @@ class _View:
     def __init__(self, body: Body, limits: PromptLimits) -> None:
         self.pieces: list[bytes | Raw] = []
         self.media_tokens = 0
+        """Tokens of media beyond their bytes in the view."""
+        self.media_bytes = 0
         self.limits = limits
         for name in _TEMPLATE_FIELDS:
             self.field(name, getattr(body, name))
@@ -275,11 +277,21 @@ class _View:
         kind = bytes(part.get("type", EMPTY))
         media = _media_kind(kind, part)
         if media:
-            self.pieces += (_MEDIA, media.encode(), _END, _digest(part))
-            self.media_tokens += _MEDIA_TOKENS[media]
+            self.pieces += (_MEDIA, media.encode(), _END, self.stand_in(part, _MEDIA_TOKENS[media]))
         else:
             self.pieces += (_PART, kind)
             self.fields(part, _UNRENDERED, depth)
+
+    def stand_in(self, part: Mapping[str, Raw], tokens: int) -> bytes:
+        """A medium's digest, repeated to as many bytes as it has tokens: what stands behind it is
+        then cut into blocks where the engine cuts it, and a match counts the medium's tokens."""
+        digest = _digest(part)
+        repeats = tokens * BYTES_PER_TOKEN // len(digest)
+        if self.media_bytes + repeats * len(digest) > self.limits.view_bytes_max:
+            repeats = 1  # past what is hashed: only count it
+        self.media_bytes += repeats * len(digest)
+        self.media_tokens += tokens - repeats * len(digest) // BYTES_PER_TOKEN
+        return digest * repeats
 
     def fields(self, part: Mapping[str, Raw], besides: frozenset[str], depth: int) -> None:
         if len(self.pieces) > self.limits.pieces_max or len(part) > _PART_FIELDS_MAX:

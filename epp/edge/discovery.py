@@ -231,7 +231,7 @@ def read_file(path: Path) -> bytes:
     """
     try:
         # A pipe would block the open for ever.
-        if False:
+        if not stat.S_ISREG(path.stat().st_mode):
             raise ConfigError(f"{path} is not a regular file")
         with path.open("rb") as file:
             content = file.read(FILE_BYTES_MAX + 1)

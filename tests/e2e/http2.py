@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import NamedTuple, Self
+import json
+from typing import Any, NamedTuple, Self
 
 from h2.config import H2Configuration
 from h2.connection import H2Connection
@@ -34,6 +35,12 @@ class Answer(NamedTuple):
     @property
     def status(self) -> int:
         return int(self.headers.get(":status", 0))
+
+    def header(self, name: str) -> str | None:
+        return self.headers.get(name)
+
+    def json(self) -> Any:
+        return json.loads(self.body)
 
 
 class Http2:
@@ -118,7 +125,7 @@ class Http2:
                     case StreamEnded():
                         return Answer(headers, body, trailers, None)
                     case StreamReset():
-                        return Answer(headers, body, trailers, int(event.error_code))
+                        return Answer(headers, body, trailers, int(event.error_code or 0))
 
 
 async def health(port: int, service: str = "") -> int | None:

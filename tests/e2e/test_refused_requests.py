@@ -12,8 +12,10 @@ import pytest
 import zstandard
 
 from epp.core.headers import DROP_REASON
+from tests.e2e import http2
 from tests.e2e.conftest import BODY_BYTES_MAX
 from tests.e2e.http1 import JSON_TYPE, Answer, Connection
+from tests.e2e.http2 import Http2
 from tests.e2e.site import Site, completion, picked
 from tests.e2e.upstreams import TEST_ID, new_id
 
@@ -24,7 +26,6 @@ MALFORMED = {
     "a string": b'"text"',
     "null": b"null",
     "deep": b'{"model":"sim","prompt":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
-    "empty": b"",
     "no model": b'{"prompt":"x"}',
     "a number as model": b'{"model":7,"prompt":"x"}',
 }
@@ -38,7 +39,7 @@ CODINGS = {
 }
 
 
-def assert_refused(answer: Answer, status: int, reason: str) -> str:
+def assert_refused(answer: Answer | http2.Answer, status: int, reason: str) -> str:
     """Checks the shape of a refusal; returns its message."""
     assert answer.status == status, answer
     assert answer.header("content-type") == "application/json"
@@ -55,14 +56,33 @@ async def test_B01_a_malformed_body_is_refused_and_the_connection_goes_on(
 ) -> None:
     test_id = new_id()
     headers = [JSON_TYPE, (TEST_ID, test_id), site.selection(None)]
-    async with await Connection.open(site.port) as connection:
-        await connection.send("POST", "/v1/completions", headers, MALFORMED[name])
-        assert_refused(await connection.answer(), 400, "rejected-bad-request")
-        assert site.upstreams.received(test_id) == []
-        await connection.send("POST", "/v1/completions", headers, GOOD)
-        assert (await connection.answer()).status == 200
+    async with await Http2.open(site.port) as connection:
+        for body in (MALFORMED[name], MALFORMED[name], GOOD):
+            answer = await connection.post("/v1/completions", body, headers)
+            if body is not GOOD:
+                assert_refused(answer, 400, "rejected-bad-request")
+    assert answer.status == 200
     assert site.upstreams.one(test_id).body == GOOD
     await site.idle()
+
+
+async def test_A06_a_post_of_nothing_is_routed(site: Site) -> None:
+    """Over HTTP/1.1 Envoy says so with the headers: no body is waited for."""
+    answer, test_id = await site.send("POST", "/v1/completions", [JSON_TYPE], b"")
+    assert answer.status == 200
+    assert site.upstreams.one(test_id).body == b""
+
+
+async def test_over_http1_a_refusal_says_that_the_connection_closes(site: Site) -> None:
+    """Envoy 1.40 closes it after every answer of ours that is not the upstream's."""
+    headers = [JSON_TYPE, site.selection(None)]
+    async with await Connection.open(site.port) as connection:
+        await connection.send("POST", "/v1/completions", headers, b"[]")
+        answer = await connection.answer()
+        assert_refused(answer, 400, "rejected-bad-request")
+        if answer.header("connection") != "close":
+            await connection.send("POST", "/v1/completions", headers, GOOD)
+            assert (await connection.answer()).status == 200
 
 
 async def test_B15_a_body_over_the_limit_is_refused(site: Site) -> None:

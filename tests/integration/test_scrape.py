@@ -362,22 +362,26 @@ async def test_D03_no_proxy_of_the_environment_is_used(monkeypatch: pytest.Monke
 
 
 BIG = PAGE + b"# " + b"x" * 70_000 + b"\n"
+FRUGAL = ScrapeSettings(interval_s=0.05, timeout_s=5.0, page_bytes_max=60_000)
 
 
 @pytest.mark.parametrize(
     "answer",
-    [
-        reply(BIG),
-        b"HTTP/1.1 200 OK\r\n\r\n" + BIG,
-        reply(gzip.compress(BIG * 300), headers="Content-Encoding: gzip\r\n"),
-    ],
+    [b"HTTP/1.1 200 OK\r\n\r\n" + BIG, b"HTTP/1.1 200 OK\r\nContent-Length: 60001\r\n\r\n"],
 )
-async def test_a_page_too_large_is_refused_however_it_is_framed(answer: bytes) -> None:
-    settings = ScrapeSettings(interval_s=0.05, timeout_s=5.0, page_bytes_max=60_000)
-    async with engines(answer) as [engine], world(settings=settings) as w:
+async def test_a_page_too_large_is_refused_and_the_connection_closed(answer: bytes) -> None:
+    async with engines(answer) as [engine], world(settings=FRUGAL) as w:
         event = await w.one(engine)
         assert event == ScrapeFailed(w.endpoint(engine), FailureReason.TOO_LARGE)
         await engine.until(lambda: engine.connections > 1 or not engine.open)
+
+
+async def test_a_small_answer_that_unpacks_to_a_page_too_large_is_refused() -> None:
+    bomb = reply(gzip.compress(BIG * 300), headers="Content-Encoding: gzip\r\n")
+    assert len(bomb) < FRUGAL.page_bytes_max
+    async with engines(bomb) as [engine], world(settings=FRUGAL) as w:
+        event = await w.one(engine)
+        assert event == ScrapeFailed(w.endpoint(engine), FailureReason.TOO_LARGE)
 
 
 async def test_an_endpoint_that_leaves_during_its_scrape_is_let_go_at_once() -> None:

@@ -44,7 +44,7 @@ class Oracle:
     def learn(self, slot: int, chains: Iterable[Sequence[int]]) -> None:
         lru = self.open(slot)
         for chain in chains:
-            for name in reversed(chain[: min(self.own[slot], self.total)]):
+            for name in reversed(chain[: self.own[slot]]):
                 lru[name] = None
                 lru.move_to_end(name)
             self.shrink(slot)

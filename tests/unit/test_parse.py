@@ -379,3 +379,10 @@ def test_B15_a_large_body_of_countless_small_values_keeps_its_model_and_loses_it
 def test_B15_many_turns_in_a_small_body_keep_the_model_and_lose_the_prompt() -> None:
     request = parse(b'{"model":"m","messages":[' + b"{}," * 100_000 + b"{}]}")
     assert (request.model, request.prompts) == ("m", ())
+
+
+def test_an_api_without_a_parser_is_routed_by_load() -> None:
+    limits = ParseLimits(apis=frozenset({Api.COMPLETIONS}))
+    headers = {":method": "POST", ":path": "/v1/chat/completions"}
+    request = parse_request(headers, b"no json at all", limits=limits)
+    assert (request.api, request.model, request.prompts) == (Api.CHAT, "", ())

@@ -83,12 +83,12 @@ def test_B03_content_of_an_unknown_form_still_tells_prompts_apart(content: Any) 
     assert turns(content, "x") == turns(content) + turns("x")
 
 
-def test_B03_another_image_is_another_prompt_and_a_large_one_adds_few_bytes() -> None:
+def test_B03_another_image_is_another_prompt_and_a_large_one_adds_no_more_bytes() -> None:
     small = turns([{"type": "text", "text": "see"}, IMAGE])
     other = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "B" * 5_000_000}}
     large = turns([{"type": "text", "text": "see"}, other])
     assert small != large
-    assert len(small) == len(large) < 64
+    assert len(small) == len(large) < 64 + IMAGE_TOKENS * BYTES_PER_TOKEN
 
 
 def test_an_image_is_told_by_its_url_and_never_fetched() -> None:
@@ -109,9 +109,16 @@ def test_an_image_is_told_by_its_url_and_never_fetched() -> None:
 )
 def test_media_count_as_their_kind_is_estimated(part: dict[str, Any], tokens: int) -> None:
     request = parse("chat/completions", messages=[{"role": "user", "content": [part]}])
-    text_tokens = -(-len(request.prompts[0]) // BYTES_PER_TOKEN)
-    assert request.prompt_tokens == text_tokens + tokens
-    assert text_tokens < 20
+    assert tokens <= request.prompt_tokens < tokens + 20
+    in_view = len(request.prompts[0]) // BYTES_PER_TOKEN
+    assert tokens - 4 <= in_view, "what stands behind it is cut where the engine cuts it"
+
+
+def test_many_media_are_counted_and_do_not_fill_the_memory() -> None:
+    video = {"type": "video_url", "video_url": {"url": "u"}}
+    request = parse("chat/completions", messages=[{"role": "user", "content": [video] * 2000}])
+    assert 2000 * VIDEO_TOKENS <= request.prompt_tokens < 2000 * (VIDEO_TOKENS + 20)
+    assert len(request.prompts[0]) <= PromptLimits().view_bytes_max
 
 
 def test_the_image_estimate_is_the_references() -> None:

@@ -192,7 +192,7 @@ def test_G01_what_is_evicted_gives_its_memory_back() -> None:
     assert table_bytes(known) < 65 * 80_000
     for slot in range(4):
         known.forget(slot)
-    for _ in range(160):
+    for _ in range(400):
         known.learn(9, [chain(1, seed=1)])
     assert (known.entries, known.held) == (1, 1)
     assert table_bytes(known) < 2_000_000

@@ -166,13 +166,16 @@ def test_generated_text_that_looks_like_usage_is_text() -> None:
 def test_C02_an_event_beyond_the_limit_is_counted_and_what_follows_is_read(
     size: int, step: int, line: int
 ) -> None:
-    body = b'{"usage":{"prompt_tokens":1},"x":"' + b"a" * size + b'"}'
+    body = b'{"usage":{"prompt_tokens":666},"x":[' + b"1," * (size // 2) + b"1]}"
     lines = b"".join(b"data: " + body[at : at + line] + b"\n" for at in range(0, len(body), line))
-    stream = lines + b"\n" + event({"usage": USAGE})
+    stream = event({"usage": USAGE}) + lines + b"\n" + event({"usage": {"prompt_tokens": 8}})
     reader = UsageReader(Api.CHAT, event_stream=True)
+    seen = []
     for at in range(0, len(stream), step):
         reader.feed(stream[at : at + step])
-    assert (reader.usage, reader.events) == (COUNTED, 2)
+        seen.append(reader.usage.prompt_tokens)
+    assert 666 not in seen
+    assert (reader.usage, reader.events) == (Usage(8, 3, 5), 3)
 
 
 def test_C02_what_is_held_of_an_endless_event_is_bounded() -> None:
@@ -183,9 +186,14 @@ def test_C02_what_is_held_of_an_endless_event_is_bounded() -> None:
     for _ in range(100):
         reader.feed(b"x" * 50_000)
         assert len(stream._rest) <= EVENT_BYTES_MAX
+    assert len(stream._rest) < 100
     for _ in range(100):
         reader.feed(b"\ndata: " + b"x" * 50_000)
         assert sum(map(len, stream._data)) + len(stream._rest) <= EVENT_BYTES_MAX
+    reader.feed(b"\n\n")
+    for _ in range(100):
+        reader.feed(b"data: " + b"x" * 50_000 + b"\n")
+        assert sum(map(len, stream._data)) <= EVENT_BYTES_MAX
 
 
 # ---- documents ----

@@ -1,0 +1,69 @@
+"""Reads the picker's decisions back from its own log (`--v 4`, JSON): who, why, in its words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+PICKED = re.compile(r"picked (?P<address>\S+) \((?P<held>\d+) of \d+ tokens cached,")
+NEXT = re.compile(r"; next \S+ \((?P<held>\d+) of \d+ tokens cached,")
+
+
+class Reason(StrEnum):
+    """What decided, as in `epp_picks_total`."""
+
+    PREFIX = "prefix"
+    LOAD = "load"
+    SPREAD = "spread"
+    ONLY = "only"
+
+
+class Decided(msgspec.Struct, frozen=True):
+    """One decision."""
+
+    request_id: str
+    address: str
+    reason: Reason
+    sentence: str
+    """The log's whole sentence."""
+
+
+class _Line(msgspec.Struct):
+    message: str
+    request_id: str = ""
+
+
+def read_decisions(log: Iterable[str]) -> list[Decided]:
+    """The decisions in a log, in order; other lines are passed over."""
+    decided = []
+    for text in log:
+        if '"picked ' not in text:
+            continue
+        try:
+            line = msgspec.json.decode(text, type=_Line)
+        except msgspec.DecodeError:
+            continue  # the last line of a log that is being written
+        picked = PICKED.match(line.message)
+        if picked is not None:
+            reason = _reason(int(picked["held"]), NEXT.search(line.message))
+            decided.append(Decided(line.request_id, picked["address"], reason, line.message))
+    return decided
+
+
+def _reason(held: int, following: re.Match[str] | None) -> Reason:
+    """The log names the picked endpoint and the second best, so a `spread` away from a third is
+    not seen here."""
+    if following is None:
+        return Reason.ONLY
+    if int(following["held"]) > held:
+        return Reason.SPREAD
+    return Reason.PREFIX if held else Reason.LOAD
+
+
+def examples(decided: Iterable[Decided]) -> list[Decided]:
+    """One decision per reason, the latest, in the order of `Reason`."""
+    latest = {one.reason: one for one in decided}
+    return [latest[reason] for reason in Reason if reason in latest]
