@@ -11,7 +11,6 @@ import argparse
 import gc
 import json
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -58,7 +57,7 @@ def measure(slots: int, slot_blocks: int) -> Figures:
             filled = child.submit(_churn, slots, slot_blocks, chain_blocks, holders).result()
         figures |= {f"{prefix}_{name}": value for name, value in filled.items()}
     index = PrefixIndex(2**40, slot_blocks_max=slot_blocks)
-    _learn_new(index, slots, slots * slot_blocks, CHAIN_BLOCKS, 1)
+    _learn_new(index, slots, slots * slot_blocks, chain_blocks=CHAIN_BLOCKS, holders=1)
     return figures | _full(index, slots)
 
 
@@ -120,26 +119,34 @@ def _churn(slots: int, slot_blocks: int, chain_blocks: int, holders: int) -> Fig
     index, before = PrefixIndex(2**40, slot_blocks_max=slot_blocks), _resident_bytes()
     figures: Figures = {}
     for phase in ("filled", "churned"):
-        costs_us = _learn_new(index, slots, slots * slot_blocks, chain_blocks, holders)
+        per_block_us, max_us = _learn_new(
+            index, slots, slots * slot_blocks, chain_blocks=chain_blocks, holders=holders
+        )
         figures |= {
             f"{phase}_bytes_per_held_block": (_resident_bytes() - before) / index.held,
-            f"{phase}_learn_us_per_block": sum(costs_us) / len(costs_us) / chain_blocks,
-            f"{phase}_learn_us_max": max(costs_us),
+            f"{phase}_learn_us_per_block": per_block_us,
+            f"{phase}_learn_us_max": max_us,
         }
     return figures
 
 
 def _learn_new(
-    index: PrefixIndex, slots: int, blocks: int, chain_blocks: int, holders: int
-) -> list[float]:
-    """Learn so many blocks in new chains, each on `holders` neighbouring slots; CPU us of each."""
-    rng, costs_us = Random(index.held), array("d")
-    for turn in range(blocks // chain_blocks // holders):
+    index: PrefixIndex, slots: int, blocks: int, *, chain_blocks: int, holders: int
+) -> tuple[float, float]:
+    """Learn so many blocks in new chains, each on `holders` neighbouring slots.
+
+    Returns: CPU us per block, and of the dearest learn.
+    """
+    rng, sum_us, max_us = Random(index.held), 0.0, 0.0
+    chains = blocks // chain_blocks // holders
+    for turn in range(chains):
         names = _names(rng, chain_blocks)
         for holder in range(holders):
             slot = (turn * holders + holder) % slots
-            costs_us.append(_cpu_us(index.learn, slot, [_copies(names)]))
-    return costs_us.tolist()
+            cost_us = _cpu_us(index.learn, slot, [_copies(names)])
+            sum_us += cost_us
+            max_us = max(max_us, cost_us)
+    return sum_us / (chains * holders * chain_blocks), max_us
 
 
 def _conversations(slots: int, slot_blocks: int) -> Figures:
@@ -168,7 +175,9 @@ def _conversations(slots: int, slot_blocks: int) -> Figures:
 def _full(index: PrefixIndex, slots: int) -> Figures:
     """What a full index costs: learns that evict as much, collector pauses, a leaving endpoint."""
     rng = Random(6)
-    costs_us = _learn_new(index, slots, 1000 * CHAIN_BLOCKS, CHAIN_BLOCKS, 1)
+    per_block_us, max_us = _learn_new(
+        index, slots, 1000 * CHAIN_BLOCKS, chain_blocks=CHAIN_BLOCKS, holders=1
+    )
     chain = _names(rng, CHAIN_BLOCKS)
     index.learn(0, [chain])
     again = _copies(chain)
@@ -182,8 +191,8 @@ def _full(index: PrefixIndex, slots: int) -> Figures:
     leaving_us = [_cpu_us(index.learn, slots - 1, [_names(rng, 1)]) for _ in range(1000)]
     return {
         "full_held_blocks": float(held),
-        "full_learn_new_us_per_block": sum(costs_us) / len(costs_us) / CHAIN_BLOCKS,
-        "full_learn_new_us_max": max(costs_us),
+        "full_learn_new_us_per_block": per_block_us,
+        "full_learn_new_us_max": max_us,
         "full_learn_again_us": repeat_us,
         "full_collect_generation_2_us": median(pauses_us),
         "full_forget_slot_us": median(forgets_us),

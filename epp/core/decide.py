@@ -172,7 +172,8 @@ class Decider:
             matched_tokens=matched_tokens,
             max_output_tokens=request.max_output_tokens,
         )
-        charge = self.inflight.charge(pick.endpoint, tokens=tokens, cold=not match.by_slot)
+        cold = not any(e.slot in match.by_slot for e in pick.candidates)
+        charge = self.inflight.charge(pick.endpoint, tokens=tokens, cold=cold)
         return Decision(request, pick, charge, matched_tokens)
 
     def learn(self, decision: Decision) -> None:

@@ -51,7 +51,7 @@ class Inflight:
 
         Args:
             tokens: what the endpoint has to compute for it, >= 0.
-            cold: no endpoint held any of its prompt.
+            cold: no candidate held any of its prompt.
         """
         assert tokens >= 0
         self._picks += 1

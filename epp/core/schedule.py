@@ -140,6 +140,7 @@ class Scheduler:
 def _checked(weighted: WeightedScorer, scores: list[float], count: int) -> list[float]:
     # A score outside 0..1 is a bug of ours; clamping it would hide that.
     assert len(scores) == count, f"{weighted.name}: {len(scores)} scores for {count} endpoints"
+    assert sum(scores) >= 0.0, f"{weighted.name}: a score is not a number"  # min() may miss a NaN
     assert min(scores) >= 0.0, f"{weighted.name}: score below 0"
     assert max(scores) <= 1.0, f"{weighted.name}: score above 1"
     return scores

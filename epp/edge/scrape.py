@@ -58,6 +58,7 @@ HEADERS = {"Accept": "text/plain;version=0.0.4", "Accept-Encoding": "identity"}
 OWN_ERRORS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.EADDRNOTAVAIL})
 """Failures to connect that say something about us, not about the endpoint."""
 DETAIL_CHARS_MAX = 200
+"""Of an error's text; libraries quote in it what the peer sent."""
 
 log = logging.getLogger(__name__)
 
@@ -130,8 +131,7 @@ class _ScrapeError(EppError):
     """One scrape failed. `unreachable`: nobody listens there."""
 
     def __init__(self, reason: FailureReason, detail: str, *, unreachable: bool = False) -> None:
-        # Libraries quote what the peer sent: lines of it, or pages.
-        super().__init__(f"{reason}: {(detail)[:DETAIL_CHARS_MAX]}")
+        super().__init__(f"{reason}: {detail[:DETAIL_CHARS_MAX]}")
         self.reason = reason
         self.unreachable = unreachable
 

@@ -105,7 +105,7 @@ class Connection:
         if self._method == "HEAD" or head.status in {204, 304}:
             return
         if head.header("transfer-encoding") == "chunked":
-            while size := int((await self._reader.readline()).split(b";")[0] or b"x", 16):
+            while size := int((await self._reader.readuntil(b"\r\n")).split(b";")[0], 16):
                 yield await self._reader.readexactly(size)
                 await self._reader.readexactly(2)
             await self._reader.readuntil(b"\r\n")

@@ -138,6 +138,10 @@ class Upstreams:
         """The end of the answer."""
         self._loop.call_soon_threadsafe(self._boards[test_id].feed.put_nowait, None)
 
+    def drop(self, test_id: str) -> None:
+        """Cut the answer off: the connection is reset."""
+        self.feed(test_id, b"")
+
     def kill(self, number: int) -> None:
         """Close the port and every connection of one upstream, as a crash does."""
         self._call(self._kill(number))
@@ -219,6 +223,8 @@ class Upstreams:
             return
         _write_head(writer, plan, ("transfer-encoding", "chunked"))
         while (data := await _next(board.feed, gone)) is not None:
+            if not data:
+                raise ConnectionResetError("dropped by the test")
             writer.write(b"%x\r\n%s\r\n" % (len(data), data))
             await writer.drain()
         writer.write(b"0\r\n\r\n")

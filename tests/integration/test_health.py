@@ -120,7 +120,9 @@ def test_answers_are_what_protobuf_reads() -> None:
     assert {name: value.status for name, value in listed.items()} == statuses
 
 
-@pytest.mark.parametrize("data", [b"\x0a", b"\x0a\x05ab", b"\x0a\x01\xff", b"\xff" * 11, b"\x0b"])
+@pytest.mark.parametrize(
+    "data", [b"\x0a", b"\x0a\x05ab", b"\x0a\x01\xff", b"\x0a" + b"\x80" * 10 + b"\0", b"\x0b"]
+)
 def test_a_malformed_request_is_refused(data: bytes) -> None:
     for path in (CHECK_PATH, WATCH_PATH):
         sent = Sent()

@@ -12,7 +12,7 @@ import ssl
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -327,6 +327,20 @@ async def test_an_endpoint_nobody_listens_on_is_unreachable_and_a_slow_one_is_no
             await w.until(lambda: len(w.reasons) == 2)
             told = {e.endpoint.address: (e.reason, e.unreachable) for e in w.events}
             assert told == {gone.address: ("connect", True), slow.spec.address: ("timeout", False)}
+
+
+async def test_an_endpoint_whose_packets_are_lost_is_unreachable() -> None:
+    """A listener with a full backlog: the kernel drops what else knocks."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as full, ExitStack() as callers:
+        for _ in range(4):
+            caller = callers.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(full.getsockname())
+        async with world(settings=IMPATIENT) as w:
+            w.members(EndpointSpec("127.0.0.1", full.getsockname()[1]))
+            await w.until(lambda: bool(w.events))
+            [endpoint] = w.pool.endpoints
+            assert w.events[0] == ScrapeFailed(endpoint, FailureReason.CONNECT, unreachable=True)
 
 
 async def test_want_of_file_descriptors_of_our_own_is_not_held_against_an_endpoint() -> None:

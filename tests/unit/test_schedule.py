@@ -134,8 +134,10 @@ def test_an_empty_pool_says_so() -> None:
         scheduler((1.0, ByLoad())).pick(Request(), Snapshot((), 1))
 
 
-@pytest.mark.parametrize("scores", [[0.5], [0.5, 1.5], [-0.1, 0.5], [0.5, 0.5, 0.5]])
-def test_a_score_out_of_shape_or_range_is_a_bug_and_not_clamped(scores) -> None:
+@pytest.mark.parametrize(
+    "scores", [[0.5], [0.5, 1.5], [-0.1, 0.5], [0.5, float("nan")], [0.5, 0.5, 0.5]]
+)
+def test_F05_a_score_out_of_shape_or_range_is_a_bug_and_not_clamped(scores) -> None:
     run = scheduler((1.0, Wild(scores)))
     with pytest.raises(AssertionError, match="Wild"):
         run.pick(Request(), Snapshot(endpoints(0, 0), 1))

@@ -44,6 +44,11 @@ def test_the_length_is_counted_in_tokens_not_in_blocks() -> None:
     assert scorer(matching(16, {0: 8}, block_tokens=64), pool(1)) == [0.25]
 
 
+def test_a_match_longer_than_the_scale_counts_as_long_and_no_more() -> None:
+    scorer = PrefixCacheScorer(match_length_weight=0.5, match_length_scale_tokens=10)
+    assert scorer(matching(100, {0: 100, 1: 50}), pool(2)) == [1.0, 0.75]
+
+
 @pytest.mark.parametrize("weight", [0.0, 0.5, 1.0])
 def test_K03_a_prompt_without_a_full_block_scores_0_everywhere(weight: float) -> None:
     assert PrefixCacheScorer(match_length_weight=weight)(COLD, pool(2)) == [0.0, 0.0]

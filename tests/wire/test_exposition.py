@@ -143,7 +143,7 @@ def test_F05_a_usage_above_one_is_one() -> None:
         f"{RUNNING} one\n",
         f"{RUNNING} 1{{}}\n",
         f'{RUNNING} 1"2"\n',
-        f"{RUNNING} 1_000#\n",
+        f"{RUNNING} 1_000\n",
         f'{RUNNING}{{engine="0" 1\n',
         f'{RUNNING}{{engine="0}} 1\n',
         f'{RUNNING}{{engine="0\\"}} 1\n',
