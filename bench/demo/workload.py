@@ -60,6 +60,8 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """What the user adds in every later turn."""
     turn_gap_s: tuple[float, float] = (1.5, 3.5)
     """From one turn to the next."""
+    ramp_s: float = 10.0
+    """The slots begin one after the other over this time: they are not all at turn 1 at once."""
     unrelated_per_s: float = 2.5
     unrelated_tokens: tuple[int, int] = (1000, 2500)
     output_tokens: tuple[int, int] = (16, 40)
@@ -189,7 +191,7 @@ def _slot(
 ) -> list[Planned]:
     """The conversations of one slot, one after the other."""
     requests: list[Planned] = []
-    at_s = writer.rng.uniform(0.0, shape.turn_gap_s[1])
+    at_s = shape.ramp_s * (slot + writer.rng.random()) / shape.chat_slots
     chat = 0
     while at_s < plan.duration_s:
         chat += 1

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Self, cast
 
@@ -68,10 +68,10 @@ class Client(asyncio.Protocol):
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)
+        self._transport = cast("asyncio.Transport", transport)
         self._send()
 
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, _exc: Exception | None) -> None:
         if not self.done.done():
             self._work.errors["connection lost"] += 1
             self.done.set_result(None)
@@ -126,15 +126,8 @@ class Work:
         loop = asyncio.get_running_loop()
         start_s = time.perf_counter()
         self.end_s = start_s + self._job.seconds
-        clients: list[Client] = []
-        for _ in range(self._job.connections):
-            clients.append(
-                (
-                    await loop.create_connection(
-                        lambda: Client(self), host="127.0.0.1", port=self._job.port
-                    )
-                )[1]
-            )
+        connect = partial(loop.create_connection, partial(Client, self), "127.0.0.1")
+        clients = [(await connect(self._job.port))[1] for _ in range(self._job.connections)]
         _, late = await asyncio.wait(
             [client.done for client in clients], timeout=self._job.seconds + GRACE_S
         )

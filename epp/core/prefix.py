@@ -59,7 +59,7 @@ _OLDEST_RUNS = 64
 _DIGIT_VALUES = bytes.maketrans(b"01", b"\x00\x01")
 _FORGET_FREES_BLOCKS = 1024
 _LEARN_FREES_BLOCKS = 256
-_BLOCKS_PER_TRIM = 128
+_BLOCKS_PER_CHECK = 128
 _ROOMY_BYTES = 512
 _ROOMY_BYTES_PER_NAME = 57
 
@@ -167,7 +167,10 @@ class _Holding:
                 if (tick := self._oldest[-1]) in self._runs:
                     return tick
                 self._oldest.pop()
-            self._runs, self._heads = _trimmed(self._runs), _trimmed(self._heads)
+            runs = _trimmed(self._runs)
+            if runs is self._runs:  # one copy at a time
+                self._heads = _trimmed(self._heads)
+            self._runs = runs
             self._oldest = list(islice(self._runs, _OLDEST_RUNS))[::-1]
 
 
@@ -343,14 +346,15 @@ class PrefixIndex:
                     before, after = mask, mask ^ bit
                 shard[name] = after
         self._held -= blocks
-        for _ in range(0, blocks, _BLOCKS_PER_TRIM):
-            self._trim_next_shard()
+        self._trim_a_shard(checks=blocks // _BLOCKS_PER_CHECK + 1)
 
-    def _trim_next_shard(self) -> None:
-        span = next(self._spans)
-        shard = self._shards[span.start]
-        if (trimmed := _trimmed(shard)) is not shard:
-            self._shards[span] = [trimmed] * (span.stop - span.start)
+    def _trim_a_shard(self, *, checks: int) -> None:
+        """Look at so many shards in turn and trim the first that needs it: one copy, one stall."""
+        for span in islice(self._spans, checks):
+            shard = self._shards[span.start]
+            if (trimmed := _trimmed(shard)) is not shard:
+                self._shards[span] = [trimmed] * (span.stop - span.start)
+                break
 
     def _free_leaving(self, blocks: int) -> None:
         """Free up to so many blocks of forgotten slots."""

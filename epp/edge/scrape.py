@@ -91,7 +91,7 @@ class ScrapeSettings(msgspec.Struct, frozen=True, kw_only=True):
     concurrency_max: int = 64
     page_bytes_max: int = 8 * 2**20
     """Uncompressed."""
-    backoff_max: float = 8.0
+    backoff_max: float = 4.0
     """Intervals between two scrapes of an endpoint that keeps failing, at most."""
 
 
