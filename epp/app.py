@@ -84,7 +84,7 @@ class App:
             clock=time.monotonic,
             pool_name=POOL_NAME,
             label_values_max=plan.limits.label_values_max,
-            stream_metrics=options.enable_grpc_stream_metrics,
+            streams_open=self._streams_open if options.enable_grpc_stream_metrics else None,
         )
         self.pool.listen(self.telemetry)
         self.health = Health()
@@ -131,6 +131,9 @@ class App:
             clock=time.monotonic,
             on_bug=self.telemetry.bug,
         )
+
+    def _streams_open(self) -> int:
+        return self._server.streams_inflight
 
     def apply(self, event: PoolEvent) -> None:
         """Fold what discovery or a scrape said into the pool, and tell who follows membership."""

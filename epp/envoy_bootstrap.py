@@ -250,10 +250,11 @@ def _epp_cluster(options: EnvoyOptions) -> cluster_v3.Cluster:
         load_assignment=_assignment(EPP, (options.epp,)),
         # An EPP known to be down fails at once, so that requests with a body can fail open: with a
         # refused connection most of them would have sent body by then and get a 500. The panic
-        # threshold of 0 keeps Envoy from using it all the same.
+        # threshold of 0 keeps Envoy from using it all the same, the merge window of 0 from holding
+        # the news back for a second when the last news is no older than that.
         health_checks=[_health_check()],
         common_lb_config=cluster_v3.ClusterCommonLbConfig(
-            healthy_panic_threshold=type_v3.Percent(value=0.0)
+            healthy_panic_threshold=type_v3.Percent(value=0.0), update_merge_window=timedelta(0)
         ),
         circuit_breakers=_circuit_breakers(),
         transport_socket=_any_certificate() if options.epp_tls else None,

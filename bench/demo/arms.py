@@ -130,9 +130,7 @@ class Runner:
         await self._sleep_until(client, self._plan.start_s(overload.phase))
         try:
             async with asyncio.timeout(self._plan.phases[overload.phase].duration_s):
-                await bypass(
-                    engine.address, self._model, workers=overload.workers, seed=self._seed
-                )
+                await bypass(engine.address, self._model, workers=overload.workers, seed=self._seed)
         except TimeoutError:
             pass  # the phase is over
 

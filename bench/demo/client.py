@@ -16,7 +16,7 @@ from random import Random
 import aiohttp
 import msgspec
 
-from bench.demo.workload import Kind, Plan, Planned, WORDS
+from bench.demo.workload import WORDS, Kind, Plan, Planned
 
 IN_FLIGHT_MAX = 256
 REQUEST_S_MAX = 60.0
@@ -173,9 +173,7 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__} {error}".strip()[:ERROR_CHARACTERS_MAX]
 
 
-async def play(
-    plan: Plan, client: Client, ended: Callable[[Outcome], None]
-) -> None:
+async def play(plan: Plan, client: Client, ended: Callable[[Outcome], None]) -> None:
     """Send the whole plan; returns when the last answer has ended."""
     slots = asyncio.Semaphore(IN_FLIGHT_MAX)
 

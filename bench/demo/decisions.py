@@ -34,6 +34,7 @@ class Decided(msgspec.Struct, frozen=True):
 class _Line(msgspec.Struct):
     message: str
     request_id: str = ""
+    reason: Reason | None = None
 
 
 def read_decisions(log: Iterable[str]) -> list[Decided]:
@@ -48,14 +49,14 @@ def read_decisions(log: Iterable[str]) -> list[Decided]:
             continue  # the last line of a log that is being written
         picked = PICKED.match(line.message)
         if picked is not None:
-            reason = _reason(int(picked["held"]), NEXT.search(line.message))
+            reason = line.reason or _reason(int(picked["held"]), NEXT.search(line.message))
             decided.append(Decided(line.request_id, picked["address"], reason, line.message))
     return decided
 
 
 def _reason(held: int, following: re.Match[str] | None) -> Reason:
-    """The log names the picked endpoint and the second best, so a `spread` away from a third is
-    not seen here."""
+    """For a line that does not say. It names the picked endpoint and the second best, so a `spread`
+    away from a third cannot be told."""
     if following is None:
         return Reason.ONLY
     if int(following["held"]) > held:

@@ -18,16 +18,7 @@ import msgspec
 
 TEXT_TOKEN_BYTES = 4
 """Of the simulated engine's tokenizer; real ones make fewer tokens of the same text."""
-WORDS = (
-    "after again along answer before better between carry change clear close common compare could "
-    "country differ direct draw early enough every example family figure follow found general give "
-    "group happen heard help idea island keep large later learn letter light listen machine many "
-    "might minute money morning mother mountain move music never north notice number often order "
-    "other paper people perhaps picture place plant point power problem question quick reach river "
-    "school second sentence should simple small sound south special spell stand start state still "
-    "story study system table thing think though through together toward travel under until voice "
-    "watch water while white whole wonder world would write young"
-).split()
+WORDS = ["after", "again", "along", "answer", "before", "better", "between", "carry", "change", "clear", "close", "common", "compare", "could", "country", "differ", "direct", "draw", "early", "enough", "every", "example", "family", "figure", "follow", "found", "general", "give", "group", "happen", "heard", "help", "idea", "island", "keep", "large", "later", "learn", "letter", "light", "listen", "machine", "many", "might", "minute", "money", "morning", "mother", "mountain", "move", "music", "never", "north", "notice", "number", "often", "order", "other", "paper", "people", "perhaps", "picture", "place", "plant", "point", "power", "problem", "question", "quick", "reach", "river", "school", "second", "sentence", "should", "simple", "small", "sound", "south", "special", "spell", "stand", "start", "state", "still", "story", "study", "system", "table", "thing", "think", "though", "through", "together", "toward", "travel", "under", "until", "voice", "watch", "water", "while", "white", "whole", "wonder", "world", "would", "write", "young"]
 
 
 class Kind(StrEnum):
@@ -50,11 +41,11 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     applications: int = 4
     """Different system prompts."""
     system_tokens: int = 2000
-    chat_slots: int = 24
+    chat_slots: int = 18
     """Conversations going on at any time."""
     turns: tuple[int, int] = (4, 8)
     """Turns of one conversation."""
-    first_tokens: tuple[int, int] = (3000, 5000)
+    first_tokens: tuple[int, int] = (4000, 6000)
     """What the user says first: a question with a document pasted."""
     turn_tokens: tuple[int, int] = (100, 500)
     """What the user adds in every later turn."""
@@ -62,7 +53,7 @@ class Shape(msgspec.Struct, frozen=True, kw_only=True):
     """From one turn to the next."""
     ramp_s: float = 10.0
     """The slots begin one after the other over this time: they are not all at turn 1 at once."""
-    unrelated_per_s: float = 2.5
+    unrelated_per_s: float = 2.0
     unrelated_tokens: tuple[int, int] = (1000, 2500)
     output_tokens: tuple[int, int] = (16, 40)
 
@@ -201,9 +192,7 @@ def _slot(
             size = shape.first_tokens if turn == 1 else shape.turn_tokens
             messages.append(("user", writer.text(writer.between(size))))
             name = f"chat-{slot + 1}.{chat}-turn-{turn}"
-            requests.append(
-                _planned(plan, name, Kind.CHAT, at_s, tuple(messages), output_tokens)
-            )
+            requests.append(_planned(plan, name, Kind.CHAT, at_s, tuple(messages), output_tokens))
             messages.append(("assistant", writer.text(output_tokens)))
             at_s += writer.rng.uniform(*shape.turn_gap_s)
             if at_s >= plan.duration_s:

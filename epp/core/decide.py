@@ -15,7 +15,7 @@ from epp.core.addresses import keep_subset
 from epp.core.errors import DropReason, RequestDropped
 from epp.core.inflight import Charge, Inflight
 from epp.core.model import NO_MATCH, Endpoint, Pick, PrefixMatch, Request
-from epp.core.pool import Pool
+from epp.core.pool import Answered, Pool
 from epp.core.prefix import PrefixIndex, name_blocks, root_of
 from epp.core.schedule import Profile, Scheduler
 
@@ -181,3 +181,22 @@ class Decider:
         endpoint = decision.pick.endpoint
         if self.prefix is not None and self.pool.by_address.get(endpoint.address) is endpoint:
             self.prefix.learn(endpoint, decision.request)
+
+    def answered(
+        self, decision: Decision, *, served: str | None, status: int | None, now_s: float
+    ) -> None:
+        """Credit an answer to who gave it, which a retry of the gateway may have changed.
+
+        Args:
+            served: address the gateway says it used; `None` or unknown = the pick.
+            status: HTTP status; `None` = it told nothing, so nobody is credited or blamed.
+        """
+        picked = decision.pick.endpoint
+        endpoint = picked
+        if served is not None and served != picked.address:
+            endpoint = self.pool.by_address.get(served, picked)
+        if endpoint is not picked:
+            self.pool.apply(Answered(picked, ok=False), now_s)
+            self.inflight.move(decision.charge, endpoint)
+        if status is not None:
+            self.pool.apply(Answered(endpoint, ok=status < 500), now_s)

@@ -47,9 +47,8 @@ from epp.core.messages import (
     StreamedBodyReply,
     TrailersReply,
 )
-from epp.core.model import Cause, Endpoint, Request
+from epp.core.model import Cause, Request
 from epp.core.parse import ParseLimits, parse_request
-from epp.core.pool import Answered
 from epp.core.refusal import refuse
 from epp.core.usage import UsageReader
 
@@ -107,6 +106,7 @@ class Exchange:
         "_unlearned",
         "_usage_reader",
         "_watcher",
+        "answered_s",
         "body_bytes",
         "cause",
         "decided_s",
@@ -153,6 +153,9 @@ class Exchange:
         """HTTP status of the answer; `None` when none was seen or it is not a number."""
         self.started_s = now_s
         self.decided_s: float | None = None
+        """When the message came that completed the request."""
+        self.answered_s: float | None = None
+        """When the decision had been handed to the transport; `None` when nobody measured it."""
         self.first_byte_s: float | None = None
         """When the first byte of the response body came by."""
         self.last_byte_s: float | None = None
@@ -177,10 +180,15 @@ class Exchange:
         except RequestDropped as dropped:
             return self._refuse(dropped, now_s)
 
-    def settle(self) -> None:
-        """Do what may wait until the replies are written: learn, and tell the watcher."""
+    def settle(self, now_s: float | None = None) -> None:
+        """Do what may wait until the replies are written: learn, and tell the watcher.
+
+        Args:
+            now_s: when they were; `None` = nobody measures it.
+        """
         if self._unlearned is not None:
             decision, self._unlearned = self._unlearned, None
+            self.answered_s = now_s
             self._decider.learn(decision)
             self._watcher.decided(self)
         if self.cause is not None and not self._reported:
@@ -353,29 +361,15 @@ class Exchange:
         content_type = event.headers.get("content-type", "")
         self.response_streaming = content_type.startswith("text/event-stream")
         if self.decision is not None:
-            self._note_answer(self.decision, now_s)
+            self._decider.answered(
+                self.decision, served=self.served, status=self.status, now_s=now_s
+            )
             self._start_reading(self.decision, event.headers)
         if self._response_mode is BodyMode.NONE and not self.response_streaming:
             self._note_first_byte(now_s)
         if event.end_of_stream:
             self._finish(Cause.NATURAL, now_s)
         return (HeadersReply(False, self._response_mutation()),)
-
-    def _note_answer(self, decision: Decision, now_s: float) -> None:
-        """Credit the answer to who gave it, which a retry of the gateway may have changed."""
-        picked = decision.pick.endpoint
-        served = self._served_endpoint(picked)
-        pool = self._decider.pool
-        if served is not picked:
-            pool.apply(Answered(picked, ok=False), now_s)
-            self._decider.inflight.move(decision.charge, served)
-        if self.status is not None:
-            pool.apply(Answered(served, ok=self.status < 500), now_s)
-
-    def _served_endpoint(self, picked: Endpoint) -> Endpoint:
-        if self.served is None or self.served == picked.address:
-            return picked
-        return self._decider.pool.by_address.get(self.served, picked)
 
     def _start_reading(self, decision: Decision, headers: Mapping[str, str]) -> None:
         if self._response_mode is BodyMode.NONE:

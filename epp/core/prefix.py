@@ -7,10 +7,9 @@ slot holds. It is a guess at the engine's prefix cache, made of our own decision
 
 Two structures:
 
-- name -> int bitmask of the slots that hold it, in 256 dicts chosen by the name's low bits. One
-  dict of two million entries stalls the event loop for 93 ms whenever it grows; the largest stall
-  of 256 small ones is a millisecond. The values are ints, which the garbage collector does not
-  look at.
+- name -> int bitmask of the slots that hold it, in 745 dicts chosen by the name's low bits: one
+  dict of two million entries stalls the event loop for 93 ms whenever it grows. The values are
+  ints, which the garbage collector does not look at.
 - per slot, its names in LRU order. A learn touches a chain tail first and head last, so in that
   order every block is younger than the blocks that follow it, and eviction takes leaves first.
   Hence **a slot that holds a block holds all the blocks before it**, exactly, and `match` may
@@ -27,12 +26,12 @@ every run; a mask is never 0. Colliding names (they can be crafted, xxh64 is no 
 a wrong match: where a chain meets a name that its slot already holds elsewhere, the rest of the
 chain is not learned, and the invariants stand.
 
-Cost, measured by `bench/prefix_index.py` with 64 slots of 31 250 blocks. A held block costs 90 to
-97 B when one slot holds it and about 20 B when eight do, for runs of hundreds of blocks; a run
-costs some 250 B more, so runs of 8 blocks come to 115 B per block and runs of one to 330 B. A
-`match` looks up about log2(blocks) names per distinct match length: 1 to 10 us. A `learn` pays
-0.2 us per new block in a small index and up to 1 us in a full one, where each name is a cache miss
-to add and another to evict, and hardly anything per block held before.
+Cost, measured by `bench/prefix_index.py` with 64 slots of 31 250 blocks, full and in turnover. A
+held block takes 90 to 95 B when one slot holds it and 19 B when eight do, in runs of hundreds of
+blocks. A run takes some 160 B more: 106 B per block in runs of 8, 260 B in runs of one. A `match`
+looks up about log2(blocks) names per distinct match length: 1 to 10 us. A `learn` pays hardly
+anything per block held before and 0.25 us per new block in a small index, 1 us in a full one, where
+a new block and the one evicted for it are both cache misses.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from itertools import compress, count, cycle, islice
 from operator import attrgetter
-from struct import unpack_from
+from struct import iter_unpack, unpack_from
 from sys import getsizeof
 from typing import TypeVar
 
@@ -60,6 +59,7 @@ _DIGIT_VALUES = bytes.maketrans(b"01", b"\x00\x01")
 _FORGET_FREES_BLOCKS = 1024
 _LEARN_FREES_BLOCKS = 256
 _BLOCKS_PER_CHECK = 128
+_TRIM_NAMES = 1024
 _ROOMY_BYTES = 512
 _ROOMY_BYTES_PER_NAME = 57
 
@@ -95,9 +95,10 @@ def name_blocks(prompt: bytes, *, block_tokens: int, root: int, blocks_max: int)
     if blocks_max:
         blocks = min(blocks, blocks_max)
     name = root
+    whole = memoryview(prompt)[: blocks * size]
+    # Cut by struct: 71 us for 512 blocks of 256 bytes, where slices take 160.
     return [
-        name := xxh64_intdigest(prompt[at : at + size], name) >> 4
-        for at in range(0, blocks * size, size)
+        name := xxh64_intdigest(block, name) >> 4 for (block,) in iter_unpack(f"{size}s", whole)
     ]
 
 
@@ -346,15 +347,18 @@ class PrefixIndex:
                     before, after = mask, mask ^ bit
                 shard[name] = after
         self._held -= blocks
-        self._trim_a_shard(checks=blocks // _BLOCKS_PER_CHECK + 1)
+        self._trim_shards(checks=blocks // _BLOCKS_PER_CHECK + 1)
 
-    def _trim_a_shard(self, *, checks: int) -> None:
-        """Look at so many shards in turn and trim the first that needs it: one copy, one stall."""
+    def _trim_shards(self, *, checks: int) -> None:
+        """Trim so many shards in turn, but stop when that got long: at two million blocks, one."""
+        copied = 0
         for span in islice(self._spans, checks):
             shard = self._shards[span.start]
             if (trimmed := _trimmed(shard)) is not shard:
                 self._shards[span] = [trimmed] * (span.stop - span.start)
-                break
+                copied += len(trimmed)
+                if copied >= _TRIM_NAMES:
+                    break
 
     def _free_leaving(self, blocks: int) -> None:
         """Free up to so many blocks of forgotten slots."""

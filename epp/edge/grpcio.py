@@ -5,7 +5,7 @@ message. Two tasks serve it. The RPC's own task writes: it sends what the stream
 outbox, in order, and returns after `finish`, which makes grpc.aio send the status. A second task
 reads and hands each message to the stream. So an answer can come from any callback at any time,
 `finish` needs no cancelling, and no task of ours is ever cancelled while it waits for a read:
-cancelling one leaks its native operation (grpc issue 43360), and Envoy resets nearly every stream.
+cancelling one leaks its native operation (grpc/grpc #43360), and Envoy resets nearly every stream.
 
 Ends of a call, each of which calls `Stream.on_close` exactly once (`_Call.close`):
     reset by the peer    the reader sees the end; grpc.aio cancels the writer, which lets it pass
@@ -17,13 +17,15 @@ A read cannot tell a reset from a half-close, and sending a status to a reset st
 so the writer waits `_RESET_S` for grpc.aio's cancel before it takes an end for a half-close. The
 stream itself is closed at once. Envoy half-closes only where it resets right after.
 
-After `_Call.over` no method of the context is called: grpc.aio frees the native call when the RPC's
-task is done, and a read after that would crash the process.
+Once a call is closed the reader reads no more: grpc.aio frees the native call when the RPC's task
+is done, and a read after that would crash the process.
 
 Bounds: calls at once, bytes per message, and bytes in one outbox (beyond which the stream is not
 read from until its peer has read). grpc.aio belongs to one event loop per process.
 
-Cost: 0.5 to 1 ms CPU per stream, nearly all of it inside grpc.aio.
+Cost: 0.6 ms CPU per stream of four messages each way, nearly all of it inside grpc.aio (a single
+task that reads and writes: the same within 5 %). 30 000 reset streams grow the process by 0.8 MB
+after the first 7 500, reading in the cancelled task by 3.2 MB.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ from epp.edge.tls import CertificateSource, KeyPair
 PROCESS_PATH = f"/{EXT_PROC_SERVICE}/Process"
 
 _RESET_S = 0.01
+"""How long grpc.aio's cancel may lag behind the end of reading; without it 0.6 % of resets did."""
 _STOP_S = 1.0
+"""How long tasks may take to end after their server has stopped."""
 _RESOURCE_EXHAUSTED, _INTERNAL = 8, 13
 _STATUS = {code.value[0]: code for code in grpc.StatusCode}
 

@@ -6,11 +6,10 @@ hold is decided where they are logged: bodies and header values never are."""
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
 from datetime import UTC, datetime
-
-import msgspec
 
 VERBOSE = 15
 """Between INFO and DEBUG: one line per request."""
@@ -61,7 +60,8 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["traceback"] = self.formatException(record.exc_info)
-        return msgspec.json.encode(line, enc_hook=str).decode(errors="replace")
+        # Not msgspec: a lone surrogate in a client's text must not break the log.
+        return json.dumps(line, default=str)
 
 
 class TextFormatter(logging.Formatter):

@@ -225,6 +225,11 @@ DEFINITIONS: Mapping[str, Definition] = {
             f"{OUR_PREFIX}served_elsewhere_total",
             "Requests the gateway sent to another endpoint than the picked one.",
         ),
+        _counter(
+            f"{OUR_PREFIX}repeated_request_ids_total",
+            "Requests whose x-request-id was already in flight: a client's reuse, or several "
+            "picker filters on one route. Each is picked and charged by itself.",
+        ),
         _histogram(
             f"{OUR_PREFIX}scrape_duration_seconds", "One scrape of one endpoint.", SHORT_SECONDS
         ),

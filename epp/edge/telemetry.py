@@ -9,7 +9,7 @@ left are dropped. Logs carry ids, names, counts and times, never prompt text or 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean, pstdev
 
 import msgspec
@@ -72,7 +72,7 @@ class Telemetry:
     Args:
         pool_name: label `name` of the pool's gauges.
         label_values_max: distinct values per client-chosen label, and label combinations.
-        stream_metrics: export `extproc_streams_*`.
+        streams_open: how many streams are open; `None` = do not export `extproc_streams_*`.
     """
 
     def __init__(
@@ -82,17 +82,18 @@ class Telemetry:
         clock: Clock,
         pool_name: str,
         label_values_max: int,
-        stream_metrics: bool,
+        streams_open: Callable[[], int] | None = None,
     ) -> None:
         self._decider = decider
         self._clock = clock
         self._pool_name = pool_name
         self._label_values_max = label_values_max
-        self._stream_metrics = stream_metrics
+        self._streams_open = streams_open
         self._models, self._flows = LabelCap(label_values_max), LabelCap(label_values_max)
         self._requests: dict[tuple[str, str, int], RequestSeries] = {}
         self._running: dict[Exchange, RequestSeries] = {}
-        self.streams_open = 0
+        self._ids: dict[str, int] = {}
+        """x-request-id -> requests in flight under it."""
         self.metrics = metrics = Metrics(self._read_gauges)
         self._families = {
             name: metrics.histogram(PREFIX + name)
@@ -111,7 +112,7 @@ class Telemetry:
         self._total = metrics.counter(f"{PREFIX}request_total")
         self._errors = metrics.counter(f"{PREFIX}request_error_total")
         self._attempts = metrics.counter(f"{PREFIX}scheduler_attempts_total")
-        self.decision_s = metrics.histogram(f"{PREFIX}scheduler_e2e_duration_seconds").series()
+        self._decision_s = metrics.histogram(f"{PREFIX}scheduler_e2e_duration_seconds").series()
         self._hit_ratio = metrics.histogram(f"{PREFIX}prefix_indexer_hit_ratio").series(*INDEXER)
         self._hit_bytes = metrics.histogram(f"{PREFIX}prefix_indexer_hit_bytes").series(*INDEXER)
         self._poll_errors = metrics.counter(f"{PREFIX}datalayer_poll_errors_total")
@@ -120,9 +121,10 @@ class Telemetry:
         self._ignored = metrics.counter(f"{OUR_PREFIX}ignored_messages_total").series()
         self._bugs = metrics.counter(f"{OUR_PREFIX}bugs_total").series()
         self._served_elsewhere = metrics.counter(f"{OUR_PREFIX}served_elsewhere_total").series()
+        self._repeated = metrics.counter(f"{OUR_PREFIX}repeated_request_ids_total").series()
         self._scrape_s = metrics.histogram(f"{OUR_PREFIX}scrape_duration_seconds").series()
         self.loop_lag_s = metrics.histogram(f"{OUR_PREFIX}loop_lag_seconds").series()
-        if stream_metrics:
+        if streams_open is not None:
             self._stream_s = metrics.histogram(f"{PREFIX}extproc_stream_duration_seconds").series()
             self._streams = metrics.counter(f"{PREFIX}extproc_streams_total")
 
@@ -138,6 +140,13 @@ class Telemetry:
         series.running += 1
         series.size_bytes.observe(exchange.body_bytes)
         self._running[exchange] = series
+        if exchange.answered_s is not None and exchange.decided_s is not None:
+            self._decision_s.observe(exchange.answered_s - exchange.decided_s)
+        if request.id:
+            others = self._ids.get(request.id, 0)
+            self._ids[request.id] = others + 1
+            if others:
+                self._repeated.inc()
         endpoint = pick.endpoint
         self._attempts.series(
             "success",
@@ -158,16 +167,26 @@ class Telemetry:
         series = self._running.pop(exchange, None)
         if series is not None:
             series.running -= 1
+            self._forget_id(exchange)
             self._count_response(exchange, series)
         if exchange.drop is not None:
             self._count_drop(exchange, exchange.drop.reason)
         if exchange.ignored_messages:
             self._ignored.inc(exchange.ignored_messages)
-        if self._stream_metrics:
+        if self._streams_open is not None:
             self._stream_s.observe((exchange.finished_s or 0.0) - exchange.started_s)
             self._streams.series(exchange.cause.value if exchange.cause else "unknown").inc()
         if log.isEnabledFor(VERBOSE):
             log.log(VERBOSE, "exchange over", extra={"fields": _summary(exchange)})
+
+    def _forget_id(self, exchange: Exchange) -> None:
+        request = exchange.request
+        assert request is not None
+        left = self._ids.get(request.id, 0) - 1
+        if left > 0:
+            self._ids[request.id] = left
+        else:
+            self._ids.pop(request.id, None)
 
     def _count_response(self, exchange: Exchange, series: RequestSeries) -> None:
         decision = exchange.decision
@@ -279,8 +298,8 @@ class Telemetry:
             ],
             f"{OUR_PREFIX}label_values_max": [((), self._label_values_max)],
         }
-        if self._stream_metrics:
-            gauges[f"{PREFIX}extproc_streams_inflight"] = [((), self.streams_open)]
+        if self._streams_open is not None:
+            gauges[f"{PREFIX}extproc_streams_inflight"] = [((), self._streams_open())]
         gauges |= self._pool_gauges() | self._prefix_gauges()
         return gauges
 

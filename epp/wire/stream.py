@@ -67,6 +67,6 @@ class ExtProcStream:
 
     def _settle(self) -> None:
         try:
-            self._exchange.settle()
+            self._exchange.settle(self._clock())
         except Exception as error:  # noqa: BLE001 - the request itself is answered
             self._on_bug(self._exchange, error)

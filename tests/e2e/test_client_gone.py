@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
+from epp.envoy_config import BodyProcessing
 from tests.e2e.http1 import JSON_TYPE, Connection
 from tests.e2e.site import Site, completion, problems, until
 from tests.e2e.upstreams import TEST_ID, new_id
@@ -16,6 +17,10 @@ EVENT = b'data: {"choices":[{"index":0,"text":"w"}]}\n\n'
 
 def inflight(site: Site) -> int:
     return int(site.epp.state()["inflight_requests"])
+
+
+def sees_no_response_body(site: Site) -> bool:
+    return site.options.response_body is BodyProcessing.NONE
 
 
 async def test_C09_a_client_gone_before_the_pick_leaves_nothing(variant: Site) -> None:
@@ -59,13 +64,14 @@ async def test_A24_a_client_gone_amid_events_leaves_nothing(variant: Site) -> No
     variant.upstreams.plan(test_id, headers=SSE, fed=True)
     async with await variant.open((), completion(300, salt="gone"), test_id=test_id) as connection:
         variant.upstreams.feed(test_id, EVENT)
-        if variant.options.response_body.value == "buffered":
+        if variant.options.response_body is BodyProcessing.BUFFERED:
             await until(lambda: variant.upstreams.received(test_id), what="the request upstream")
         else:
             async with asyncio.timeout(10.0):
                 head = await connection.head()
                 assert await anext(connection.pieces(head)) == EVENT
-        assert inflight(variant) == 1
+        # Envoy may end a stream that has nothing more to ask for.
+        assert inflight(variant) == 1 or sees_no_response_body(variant)
     await until(lambda: variant.upstreams.broken(test_id), what="the upstream's end")
     await variant.idle()
     assert problems(variant.epp) == []

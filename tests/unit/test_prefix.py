@@ -192,10 +192,11 @@ def test_G01_what_is_evicted_gives_its_memory_back() -> None:
     assert table_bytes(known) < 65 * 80_000
     for slot in range(4):
         known.forget(slot)
-    for _ in range(400):
-        known.learn(9, [chain(1, seed=1)])
-    assert (known.entries, known.held) == (1, 1)
-    assert table_bytes(known) < 2_000_000
+    known.resize(9, 100)
+    for _ in range(800):
+        known.learn(9, [[rng.getrandbits(60) for _ in range(100)]])
+    assert known.entries == known.held == 100
+    assert table_bytes(known) < 800_000
 
 
 def test_the_collector_has_nothing_to_walk() -> None:
