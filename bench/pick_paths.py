@@ -78,7 +78,6 @@ class World:
             clock=time.monotonic,
             pool_name="bench",
             label_values_max=plan.limits.label_values_max,
-            stream_metrics=False,
         )
         self.prompts = Prompts(kib * 1024)
         for at in range(endpoints):

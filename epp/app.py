@@ -29,6 +29,7 @@ from epp.core.exchange import Exchange, ExchangeParams
 from epp.core.inflight import Inflight
 from epp.core.parse import ParseLimits
 from epp.core.pool import Members, Pool, PoolEvent
+from epp.core.prompt import BYTES_PER_TOKEN, PromptLimits
 from epp.core.streams import Stream, Transport
 from epp.edge import logs
 from epp.edge.admin import AdminServer, debug_state
@@ -282,7 +283,13 @@ def _server_limits(options: ServeOptions, plan: Plan) -> Limits:
 
 
 def _parse_limits(plan: Plan) -> ParseLimits:
-    return ParseLimits(decoded_bytes_max=plan.limits.decoded_bytes_max, apis=plan.apis)
+    tokens_max = 0 if plan.prefix is None else plan.prefix.tokens_max
+    view_bytes_max = min(tokens_max * BYTES_PER_TOKEN, plan.limits.body_bytes_max)
+    return ParseLimits(
+        decoded_bytes_max=plan.limits.decoded_bytes_max,
+        apis=plan.apis,
+        prompt=PromptLimits(view_bytes_max=view_bytes_max),
+    )
 
 
 def _engine_chooser(plan: Plan) -> EngineChooser:

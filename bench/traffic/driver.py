@@ -135,9 +135,10 @@ class Work:
         self.errors["no answer in time"] += len(late)
         for client in clients:
             client.close()
-        return self._result(seconds)
+        return self.result(seconds)
 
-    def _result(self, seconds: float) -> Result:
+    def result(self, seconds: float) -> Result:
+        """Sum up what was taken, in so many seconds."""
         latencies_s = self._latencies_s
         errors = {what: times for what, times in self.errors.items() if times}
         if not latencies_s:

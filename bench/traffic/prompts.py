@@ -19,7 +19,12 @@ TURN_BYTES = 1024
 MESSAGES_MIN = 2
 MODEL = "bench-model"
 
-_SYLLABLES = ("ka", "re", "mi", "so", "ta", "lu", "ne", "vor", "bi", "dan", "el", "is", "um", "po")
+_WORDS = [
+    f"{first}{second}{mark}"
+    for first in ("ka", "re", "mi", "so", "ta", "lune", "vor", "bidan", "elis", "umpora")
+    for second in ("", "da", "st", "re", "tion", "mente", "li")
+    for mark in ("", "", "", "", ",", ".", ".\n")
+]
 _MARK = "#" * 16
 
 
@@ -64,13 +69,7 @@ def _role(number: int) -> str:
 
 
 def _text(rng: Random, size: int) -> str:
-    words: list[str] = []
-    length = 0
-    while length < size:
-        word = "".join(rng.choices(_SYLLABLES, k=rng.randint(1, 4)))
-        words.append(word + rng.choice(("", "", "", "", "", ",", ".", ".\n")))
-        length += len(words[-1]) + 1
-    return " ".join(words)[:size]
+    return " ".join(rng.choices(_WORDS, k=size // 3 + 1))[:size]  # no word is below two bytes
 
 
 def _split(body: str) -> tuple[bytes, bytes]:

@@ -58,6 +58,7 @@ class PrefixKeeper:
         )
         self.block_tokens = max(BLOCK_TOKENS_MIN, params.block_tokens)
         self._reported: dict[Endpoint, int] = {}
+        """KV block size each endpoint reports, in tokens; 0 = none yet."""
 
     def match(self, request: Request) -> PrefixMatch:
         """Name the request's blocks (kept in `request.chains`) and look up who holds them."""
@@ -88,6 +89,7 @@ class PrefixKeeper:
     # PoolListener
 
     def joined(self, endpoint: Endpoint) -> None:
+        self._reported[endpoint] = 0
         self._resize(endpoint)
 
     def left(self, endpoint: Endpoint) -> None:
@@ -103,11 +105,20 @@ class PrefixKeeper:
             return
         block_tokens = endpoint.load.kv_block_tokens
         if block_tokens and self._reported.get(endpoint) != block_tokens:
-            # One block size for the whole pool: the largest, so that a match never promises more
-            # than an engine with large blocks can have kept.
             self._reported[endpoint] = block_tokens
-            self.block_tokens = max(BLOCK_TOKENS_MIN, *self._reported.values())
+            self._follow_block_size()
         self._resize(endpoint)
+
+    def _follow_block_size(self) -> None:
+        """One block size for the whole pool: the largest, so that a match never promises more than
+        an engine with large blocks can have kept."""
+        block_tokens = max(BLOCK_TOKENS_MIN, *self._reported.values())
+        if block_tokens == self.block_tokens:
+            return
+        self.block_tokens = block_tokens
+        for endpoint in self._reported:  # names of another block size match nothing any more
+            self.index.forget(endpoint.slot)
+            self._resize(endpoint)
 
     def _resize(self, endpoint: Endpoint) -> None:
         load = endpoint.last_load

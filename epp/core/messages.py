@@ -43,6 +43,8 @@ class Event(msgspec.Struct, kw_only=True):
 
 
 class RequestHeaders(Event):
+    """The client's headers; with `end_of_stream` there is no body."""
+
     headers: Mapping[str, str]
     """Lower-case names, latin-1 values (`raw_value` preferred when not empty); pseudo headers
     included; last of a repeat."""
@@ -50,26 +52,32 @@ class RequestHeaders(Event):
 
 
 class RequestBody(Event):
+    """A piece of the request's body; all of it where the gateway buffers."""
+
     body: bytes
     end_of_stream: bool = False
 
 
 class RequestTrailers(Event):
-    pass
+    """The request ended with trailers; what they say is not read."""
 
 
 class ResponseHeaders(Event):
+    """The endpoint's headers, or those of a reply the gateway made itself."""
+
     headers: Mapping[str, str]
     end_of_stream: bool = False
 
 
 class ResponseBody(Event):
+    """A piece of the response's body; all of it where the gateway buffers."""
+
     body: bytes
     end_of_stream: bool = False
 
 
 class ResponseTrailers(Event):
-    pass
+    """The response ended with trailers; what they say is not read."""
 
 
 class Unsupported(Event):

@@ -52,14 +52,22 @@ BYTES_PER_TOKEN = 4
 
 _Value = TypeVar("_Value")
 _NAME_BYTES = 8
+_DIGIT_VALUES = bytes.maketrans(b"01", b"\x00\x01")
+
+# A name's low bits choose one of these places; `_make_shards` lays the dicts over them.
 _PLACES = 4096
 _PLACE_BITS = _PLACES - 1
-_OLDEST_RUNS = 64
-_DIGIT_VALUES = bytes.maketrans(b"01", b"\x00\x01")
+
+# How much work one call may do besides its own, each about a millisecond or less at two million
+# blocks: blocks of forgotten slots to free, oldest runs to look up, names to copy in trimming.
 _FORGET_FREES_BLOCKS = 1024
 _LEARN_FREES_BLOCKS = 256
-_BLOCKS_PER_CHECK = 128
+_OLDEST_RUNS = 64
 _TRIM_NAMES = 1024
+
+# Of every so many evicted blocks one shard is checked. A dict just grown by itself takes 54 to
+# 108 B per entry, its copy 27 to 54 B; 57 B leave the copy a twentieth of its content to grow into.
+_BLOCKS_PER_CHECK = 128
 _ROOMY_BYTES = 512
 _ROOMY_BYTES_PER_NAME = 57
 

@@ -51,6 +51,8 @@ OUR_PREFIX = "epp_"
 
 
 class Kind(Enum):
+    """What a family is to Prometheus: the word in its `# TYPE` line."""
+
     COUNTER = "counter"
     GAUGE = "gauge"
     HISTOGRAM = "histogram"
@@ -272,6 +274,7 @@ class Histogram:
         self.sum = 0.0
 
     def observe(self, value: float) -> None:
+        """Count a value, in the unit of the bounds."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 

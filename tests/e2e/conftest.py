@@ -1,4 +1,4 @@
-"""Processes shared by the end-to-end tests. Started on first use, stopped at the end of the session.
+"""Processes shared by the end-to-end tests: started on first use, stopped at the end.
 
 Two EPPs, with and without TLS, run in front of the same three recording upstreams for all the tests
 that do not disturb them; each Envoy variant comes and goes in front of one of them."""
@@ -14,7 +14,7 @@ import pytest
 
 from bench.stack import Envoy, Epp
 from epp.envoy_config import BodyProcessing, EnvoyOptions, Routing
-from tests.e2e.site import Site
+from tests.e2e.site import Site, problems
 from tests.e2e.upstreams import Upstreams
 
 BODY_BYTES_MAX = 6 << 20
@@ -94,6 +94,7 @@ def epps(folder: Path, upstreams: Upstreams) -> Iterator[Callable[[bool], Epp]]:
     yield get
     for epp in running.values():
         assert epp.stop() == 0, epp.text()[-2000:]
+        assert problems(epp) == []
 
 
 @pytest.fixture(scope="session")

@@ -86,9 +86,7 @@ class Http2:
 
     async def _send_body(self, stream: int, body: bytes) -> None:
         while body:
-            room = min(
-                self._h2.local_flow_control_window(stream), self._h2.max_outbound_frame_size
-            )
+            room = min(self._h2.local_flow_control_window(stream), self._h2.max_outbound_frame_size)
             if room > 0:
                 self._h2.send_data(stream, body[:room])
                 body = body[room:]

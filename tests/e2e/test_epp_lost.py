@@ -167,7 +167,11 @@ async def test_A22_a_killed_epp_costs_a_second_and_needs_no_help(
         await asyncio.gather(*workers)
     bad = [(started_s, status) for started_s, status in outcomes if status != 200]
     late = [(round(at - killed_s, 3), status) for at, status in bad if at > noticed_s]
-    assert late == [], (noticed_s - killed_s, late[-1], site.envoy.admin("/stats?filter=epp.(health|member|upstream_cx)"))
+    assert late == [], (
+        noticed_s - killed_s,
+        late[-1],
+        site.envoy.admin("/stats?filter=epp.(health|member|upstream_cx)"),
+    )
     early = [(round(at - killed_s, 3), status) for at, status in bad if at < killed_s - 1.0]
     assert early == []
     assert metric(mortal.metrics(), "llm_d_epp_request_total") > 0, "the new EPP picks"

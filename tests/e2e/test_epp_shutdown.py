@@ -81,7 +81,9 @@ async def test_M04_a_stream_outlives_sigterm_and_health_tells_at_once(
             assert time.monotonic() < told_s + 1.0, "health does not tell"
         assert await health(port, "readiness") == NOT_SERVING
         assert await health(port, "liveness") == SERVING
-        answer, _ = await site.send("POST", "/v1/completions", [JSON_TYPE], completion(300, salt=""))
+        answer, _ = await site.send(
+            "POST", "/v1/completions", [JSON_TYPE], completion(300, salt="")
+        )
         assert answer.status == 200, "requests during the notice are served"
         async with asyncio.timeout(20.0):
             while epp.process is not None and time.monotonic() < told_s + 2.5:

@@ -293,5 +293,3 @@ def _write(writer: asyncio.StreamWriter, plan: Plan, body: bytes | None = None) 
         piece = body[at : at + plan.piece_bytes]
         writer.write(b"%x\r\n%s\r\n" % (len(piece), piece))
     writer.write(b"0\r\n\r\n")
-
-

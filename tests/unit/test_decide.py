@@ -119,6 +119,18 @@ def test_G02_small_engine_blocks_are_raised_to_the_floor_in_the_right_unit() -> 
     assert decider.prefix.index.held == 2, "8 blocks of 16 tokens hold 2 of 64"
 
 
+def test_a_new_block_size_forgets_what_was_cut_by_the_old_one() -> None:
+    decider = world(2)
+    send(decider, PROMPT)
+    first, second = decider.pool.endpoints
+    decider.pool.apply(Scraped(first, Load(at_s=0.0, kv_block_tokens=128, kv_blocks=100)), 0.0)
+    assert send(decider, PROMPT).matched_tokens == 0
+    assert send(decider, PROMPT).matched_tokens == 256
+    decider.pool.apply(Scraped(second, Load(at_s=0.0, kv_block_tokens=16, kv_blocks=100)), 0.0)
+    assert decider.prefix.block_tokens == 128
+    assert send(decider, PROMPT).matched_tokens == 256
+
+
 def test_G10_a_configured_capacity_bounds_what_is_remembered() -> None:
     decider = world(1, auto_tune=False, endpoint_blocks_max=3)
     send(decider, PROMPT)

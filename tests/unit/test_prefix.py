@@ -209,6 +209,15 @@ def test_the_collector_has_nothing_to_walk() -> None:
         assert not gc.is_tracked(holding._heads)
 
 
+def test_blocks_with_the_same_holders_share_one_mask() -> None:
+    known, prompt = index(slot_blocks_max=600), chain(500, seed=1)
+    for slot in range(20):
+        known.learn(slot, [prompt])
+    assert len({id(mask) for shard in known._shards for mask in shard.values()}) == 1
+    known.forget(10)
+    assert len({id(mask) for shard in known._shards for mask in shard.values()}) == 1
+
+
 def test_the_tail_goes_before_the_head() -> None:
     known, prompt, branch = index(slot_blocks_max=10), chain(8, seed=1), chain(4, seed=2)
     known.learn(0, [prompt])

@@ -1,0 +1,463 @@
+"""What the transports cost: `fast` and `grpcio` in turn, in one run, as `epp serve` runs them.
+
+`make bench-transport`, or `python -m bench.transport`. Four parts, each bounded in time:
+
+direct      `bench.traffic.replay` writes the frames Envoy would write to the EPP's port, so that
+            nothing but the EPP is measured: CPU time per stream by prompt size and number of
+            response chunks, 16 streams at once and one, plaintext and TLS
+envoy       the same requests through a real Envoy, as `bench.serve` measures them
+open        thousands of event streams held open: memory of each, and how long a new request takes
+reset       streams opened, answered and reset, as Envoy ends them: growth of memory
+
+Every answer is checked; any error makes the exit status 1. All share the machine's cores; see
+`bench.measure` for what the figures mean.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from bench import serve
+from bench.measure import (
+    CHUNK_BUDGET_US,
+    REQUEST_BUDGET_US,
+    Spread,
+    cpu_s,
+    interleave,
+    load_average,
+    machine,
+    table,
+    verdict,
+)
+from bench.serve import BASELINE, Arm, Bench, Site
+from bench.stack import Epp
+from bench.traffic.replay import Job, Replayer, Result
+
+FAST, GRPCIO = Arm("fast", "fast"), Arm("grpcio", "grpcio")
+FAST_TLS = Arm("fast+tls", "fast", True, (16,))
+GRPCIO_TLS = Arm("grpcio+tls", "grpcio", True, (16,))
+ARMS = (BASELINE, FAST, GRPCIO, FAST_TLS, GRPCIO_TLS)
+CHUNKS = (0, 4, 32)
+TLS_CHUNKS = 4
+WARM_UP_S = 0.3
+OPEN_CONNECTIONS = 4
+"""Over which the open streams are spread: Envoy opens one per worker, of 1024 streams at most."""
+OPEN_WARM_UP_STREAMS = 300
+PROBES = 300
+"""Requests, one after the other, whose latency is that of a new request."""
+SETTLE_S = 0.5
+
+RATIO_BUDGET = 8.0
+"""grpcio / fast, CPU time per stream: at least."""
+ADDED_BUDGET_US = 600.0
+"""Median of added latency behind Envoy, one request at a time."""
+TLS_BUDGET_RATIO = 1.4
+"""TLS / plaintext, CPU time at 16 KiB."""
+OPEN_BUDGET_KIB = 25.0
+NEW_REQUEST_BUDGET_US = 5_000.0
+
+
+class Cell(msgspec.Struct, frozen=True):
+    """One thing to measure with the direct driver."""
+
+    arm: Arm
+    kib: int
+    chunks: int
+    concurrency: int
+
+
+class Direct(msgspec.Struct, frozen=True):
+    """A cell over all rounds."""
+
+    arm: str
+    prompt_kib: int
+    chunks: int
+    concurrency: int
+    streams: int
+    epp_cpu_us: Spread
+    streams_per_s: Spread
+    p50_us: Spread
+
+
+class OpenStreams(msgspec.Struct, frozen=True):
+    """An EPP with many event streams open."""
+
+    arm: str
+    streams: int
+    memory_kib: float
+    """Per open stream."""
+    probe_p50_us: float
+    """Of a new request while they are open, from its first byte to the last answer to it."""
+    probe_before_p50_us: float
+    """The same before they were."""
+
+
+class Resets(msgspec.Struct, frozen=True):
+    """An EPP after many streams that were opened, answered and reset."""
+
+    arm: str
+    streams: int
+    growth_kib: float
+    """Of its memory, from after a quarter of them to the end."""
+
+
+class Promise(msgspec.Struct, frozen=True):
+    """One figure against its budget."""
+
+    what: str
+    value: float
+    budget: float
+    verdict: str
+
+
+class Report(msgspec.Struct):
+    """Everything that is printed."""
+
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    direct: list[Direct]
+    envoy: list[serve.Row]
+    chunks: list[serve.ChunkRow]
+    open: list[OpenStreams]
+    resets: list[Resets]
+    promises: list[Promise]
+    errors: dict[str, int]
+
+
+# -- measuring -----------------------------------------------------------------------------
+
+
+class Driven:
+    """The direct driver, and the errors it met."""
+
+    def __init__(self, seconds: float) -> None:
+        self.errors: dict[str, int] = {}
+        self._seconds = seconds
+        self._replayer = Replayer()
+        self.stop = self._replayer.stop
+
+    def run(self, arm: Arm, job: Job) -> Result:
+        """Do one job."""
+        result = self._replayer.run(job)
+        for what, times in result.errors.items():
+            name = f"{arm.name}, direct, {job.prompt_bytes // 1024} KiB: {what}"
+            self.errors[name] = self.errors.get(name, 0) + times
+        return result
+
+    def measure(self, epp: Epp, cell: Cell, seconds: float) -> tuple[float, Result]:
+        """CPU time of the EPP per stream in us, and what the driver saw."""
+        job = Job(
+            port=epp.ports["grpc"],
+            tls=cell.arm.tls,
+            concurrency=cell.concurrency,
+            seconds=seconds,
+            prompt_bytes=cell.kib * 1024,
+            chunks=cell.chunks,
+        )
+        before_s = cpu_s(epp.pid)
+        result = self.run(cell.arm, job)
+        return (cpu_s(epp.pid) - before_s) * 1e6 / max(1, result.streams), result
+
+    def rows(
+        self, epps: dict[Arm, Epp], groups: Sequence[Sequence[Cell]], rounds: int
+    ) -> list[Direct]:
+        """Warm every cell up, then measure all of them, interleaved."""
+        for _, cell in interleave(groups, 1):
+            self.measure(epps[cell.arm], cell, min(WARM_UP_S, self._seconds))
+        seen: dict[Cell, list[tuple[float, Result]]] = {}
+        for number, cell in interleave(groups, rounds):
+            if cell == groups[0][0]:
+                _say(f"direct, round {number + 1} of {rounds}, load average {load_average()[0]}")
+            seen.setdefault(cell, []).append(self.measure(epps[cell.arm], cell, self._seconds))
+        return [_direct(cell, seen[cell]) for group in groups for cell in group]
+
+
+def _direct(cell: Cell, samples: Sequence[tuple[float, Result]]) -> Direct:
+    results = [result for _, result in samples]
+    return Direct(
+        arm=cell.arm.name,
+        prompt_kib=cell.kib,
+        chunks=cell.chunks,
+        concurrency=cell.concurrency,
+        streams=sum(result.streams for result in results),
+        epp_cpu_us=Spread.of([us for us, _ in samples]),
+        streams_per_s=Spread.of([r.streams / max(r.seconds, 1e-9) for r in results]),
+        p50_us=Spread.of([result.p50_us for result in results]),
+    )
+
+
+def direct_cells(arms: Sequence[Arm], sizes_kib: Sequence[int]) -> list[list[Cell]]:
+    """Groups of cells that differ in their arm only."""
+
+    def group(kib: int, chunks: int, concurrency: int) -> list[Cell]:
+        measured = [a for a in arms if a.transport and (not a.tls or chunks == TLS_CHUNKS)]
+        return [Cell(a, kib, chunks, concurrency) for a in measured if not a.kib or kib in a.kib]
+
+    many = [group(kib, chunks, 16) for kib in sizes_kib for chunks in CHUNKS]
+    return many + [group(kib, CHUNKS[1], 1) for kib in sizes_kib]
+
+
+def start_epp(folder: Path, arm: Arm, endpoints: Sequence[str], name: str) -> Epp:
+    """An EPP of its own, fresh."""
+    flags = [
+        f"--endpoints={','.join(endpoints)}",
+        f"--transport={arm.transport}",
+        f"--secure-serving={str(arm.tls).lower()}",
+        "--drain-timeout=0s",
+        serve.SCRAPE_EVERY,
+    ]
+    epp = Epp(folder, flags, name=name)
+    try:
+        epp.start()
+    except BaseException:
+        epp.stop()
+        raise
+    return epp
+
+
+def memory_kib(pid: int) -> int:
+    """Resident memory of a process."""
+    time.sleep(SETTLE_S)
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.split("VmRSS:")[1].split()[0])
+
+
+def open_streams(driven: Driven, epp: Epp, arm: Arm, streams: int) -> OpenStreams:
+    """Hold so many event streams open, each in the middle of its answer."""
+    base = Job(port=epp.ports["grpc"], seconds=60.0, concurrency=16)
+    driven.run(arm, msgspec.structs.replace(base, streams=OPEN_WARM_UP_STREAMS))
+    probe = msgspec.structs.replace(base, streams=PROBES, concurrency=1, chunks=1)
+    before = driven.run(arm, probe)
+    before_kib = memory_kib(epp.pid)
+    held = msgspec.structs.replace(
+        base, streams=streams, concurrency=streams, connections=OPEN_CONNECTIONS, keep=True
+    )
+    result = driven.run(arm, held)
+    per_stream_kib = (memory_kib(epp.pid) - before_kib) / max(1, result.streams)
+    during = driven.run(arm, probe)
+    driven.run(arm, msgspec.structs.replace(probe, drop_kept=True))
+    return OpenStreams(
+        arm=arm.name,
+        streams=result.streams,
+        memory_kib=per_stream_kib,
+        probe_p50_us=during.p50_us,
+        probe_before_p50_us=before.p50_us,
+    )
+
+
+def resets(driven: Driven, epp: Epp, arm: Arm, streams: int) -> Resets:
+    """Open, answer and reset so many streams, one wave after the other."""
+    job = Job(port=epp.ports["grpc"], seconds=90.0, concurrency=50, chunks=1)
+    first = driven.run(arm, msgspec.structs.replace(job, streams=streams // 4))
+    before_kib = memory_kib(epp.pid)
+    rest = driven.run(arm, msgspec.structs.replace(job, streams=streams - streams // 4))
+    growth_kib = memory_kib(epp.pid) - before_kib
+    return Resets(arm=arm.name, streams=first.streams + rest.streams, growth_kib=growth_kib)
+
+
+# -- what comes of it ----------------------------------------------------------------------
+
+
+def promises(report: Report) -> list[Promise]:
+    """Every figure that has a budget and was measured."""
+    rows = {(r.arm, r.prompt_kib, r.connections > 1): r for r in report.envoy}
+    made = []
+    for (arm, kib, many), row in rows.items():
+        if arm != FAST.name or row.epp_cpu_us is None:
+            continue
+        if many and kib in REQUEST_BUDGET_US:
+            what = f"fast behind Envoy, {kib} KiB, us/request"
+            made.append(_promise(what, row.epp_cpu_us.median, REQUEST_BUDGET_US[kib]))
+        if not many and row.added_p50_us is not None:
+            what = f"added latency, {kib} KiB, one at a time, p50 us"
+            made.append(_promise(what, row.added_p50_us.median, ADDED_BUDGET_US))
+    made += [
+        _promise("fast behind Envoy, us/response chunk", row.epp_cpu_us.median, CHUNK_BUDGET_US)
+        for row in report.chunks
+        if row.arm == FAST.name
+    ]
+    made += _ratios(report, rows)
+    for held in report.open:
+        if held.arm == FAST.name:
+            made.append(_promise("KiB per open stream", held.memory_kib, OPEN_BUDGET_KIB))
+            what = f"new request with {held.streams} streams open, p50 us"
+            made.append(_promise(what, held.probe_p50_us, NEW_REQUEST_BUDGET_US))
+    return made
+
+
+def _ratios(report: Report, rows: dict[tuple[str, int, bool], serve.Row]) -> list[Promise]:
+    def cpu_us(arm: Arm, kib: int) -> float | None:
+        row = rows.get((arm.name, kib, True))
+        return row.epp_cpu_us.median if row is not None and row.epp_cpu_us is not None else None
+
+    made = []
+    for kib in sorted({row.prompt_kib for row in report.envoy}):
+        fast, old, tls = cpu_us(FAST, kib), cpu_us(GRPCIO, kib), cpu_us(FAST_TLS, kib)
+        if fast and old:
+            what, ratio = f"grpcio / fast behind Envoy, {kib} KiB, at least", old / fast
+            made.append(Promise(what, ratio, RATIO_BUDGET, _at_least(ratio, RATIO_BUDGET)))
+        if fast and tls:
+            what = f"TLS / plaintext behind Envoy, {kib} KiB"
+            made.append(_promise(what, tls / fast, TLS_BUDGET_RATIO))
+    return made
+
+
+def _promise(what: str, value: float, budget: float) -> Promise:
+    return Promise(what, round(value, 2), budget, verdict(value, budget))
+
+
+def _at_least(value: float, budget: float) -> str:
+    return "met" if value >= budget else f"missed x{budget / value:.1f}"
+
+
+def report_text(report: Report) -> str:
+    """The tables."""
+    parts = []
+    if report.direct:
+        header = ("arm", "KiB", "chunks", "at once", "EPP us/stream", "streams/s", "p50 us")
+        rows = [
+            (
+                *(d.arm, str(d.prompt_kib), str(d.chunks), str(d.concurrency)),
+                *(d.epp_cpu_us.text(), d.streams_per_s.text(), d.p50_us.text()),
+            )
+            for d in report.direct
+        ]
+        parts += ["Direct: median (min..max) of the rounds", table(header, rows)]
+    if report.envoy:
+        named = {"rows": report.envoy, "chunks": report.chunks, "errors": {}, "idle_cores": {}}
+        settings = {"machine": report.machine, "settings": report.settings}
+        parts.append(serve.report_text(serve.Report(**settings, **named)))
+    header = ("arm", "open", "KiB/stream", "new request p50 us", "without them")
+    rows = [
+        (
+            *(o.arm, str(o.streams), f"{o.memory_kib:.1f}"),
+            *(f"{o.probe_p50_us:.0f}", f"{o.probe_before_p50_us:.0f}"),
+        )
+        for o in report.open
+    ]
+    parts += ["Open event streams", table(header, rows)] if rows else []
+    header = ("arm", "streams", "memory growth KiB")
+    rows = [(r.arm, str(r.streams), f"{r.growth_kib:.0f}") for r in report.resets]
+    parts += ["Streams opened, answered and reset", table(header, rows)] if rows else []
+    header = ("promise", "measured", "budget", "")
+    rows = [(p.what, f"{p.value:.1f}", f"{p.budget:g}", p.verdict) for p in report.promises]
+    parts += [table(header, rows)] if rows else []
+    parts += [f"ERROR {what}: {times} times" for what, times in report.errors.items()]
+    return "\n\n".join(parts)
+
+
+# -- the command ---------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Measure, print, and tell by the exit status whether every answer was right."""
+    args = _arguments()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-transport-")))
+        site = Site(stack, folder, ARMS, args.endpoints)
+        driven = Driven(args.seconds)
+        stack.callback(driven.stop)
+        _say(f"everything runs, load average {load_average()}")
+        report = _measure(site, driven, folder, args)
+    print(report_text(report))
+    encoded = msgspec.json.encode(report)
+    if args.json:
+        Path(args.json).write_bytes(encoded + b"\n")
+    else:
+        print(f"\n{encoded.decode()}")
+    return 1 if report.errors else 0
+
+
+def _measure(site: Site, driven: Driven, folder: Path, args: argparse.Namespace) -> Report:
+    version = json.loads(site.envoys[BASELINE].admin("/server_info"))["version"]
+    bench = Bench(site, args.seconds)
+    endpoints = [endpoint["address"] for endpoint in site.epps[FAST].state()["endpoints"]]
+    report = Report(
+        machine=machine(envoy=version.split("/")[1]),
+        settings={name: value for name, value in vars(args).items() if name != "json"},
+        direct=[],
+        envoy=[],
+        chunks=[],
+        open=[],
+        resets=[],
+        promises=[],
+        errors={},
+    )
+    if "direct" in args.parts:
+        groups = direct_cells(ARMS, args.sizes)
+        report.direct = driven.rows(site.epps, groups, args.rounds)
+    if "envoy" in args.parts:
+        _measure_behind_envoy(bench, report, args)
+
+    def fresh(arm: Arm, use: Callable[[Epp], Any]) -> Any:
+        epp = start_epp(folder, arm, endpoints, f"epp-{arm.name}-{time.monotonic_ns()}")
+        try:
+            return use(epp)
+        finally:
+            epp.stop()
+
+    for arm in (FAST, GRPCIO):
+        if "open" in args.parts:
+            _say(f"open streams, {arm.name}")
+            report.open.append(fresh(arm, lambda e: open_streams(driven, e, arm, args.open)))  # noqa: B023
+        if "reset" in args.parts:
+            _say(f"reset streams, {arm.name}")
+            report.resets.append(fresh(arm, lambda e: resets(driven, e, arm, args.resets)))  # noqa: B023
+    report.machine["load_average_after"] = load_average()
+    report.promises = promises(report)
+    report.errors = {**driven.errors, **bench.errors}
+    return report
+
+
+def _measure_behind_envoy(bench: Bench, report: Report, args: argparse.Namespace) -> None:
+    cells = serve.cells_of(ARMS, args.sizes, [16, 1])
+    report.envoy = serve.rows_of(bench.run(cells, args.rounds), cells)
+    pairs = serve.chunk_cells((FAST, GRPCIO), min(args.sizes), 16, max(CHUNKS))
+    report.chunks = serve.chunk_rows(bench.run(pairs, args.rounds), pairs)
+
+
+PARTS = ("direct", "envoy", "open", "reset")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__.partition("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="what to measure")
+    add("--sizes", nargs="+", type=int, default=[1, 16, 128], help="of prompts, KiB")
+    add("--rounds", type=int, default=5, help="how often each cell is measured")
+    add("--seconds", type=float, default=0.7, help="length of one window")
+    add("--endpoints", type=int, default=64, help="of the pool, at most 254")
+    add("--open", type=int, default=2_000, help="event streams held open")
+    add("--resets", type=int, default=20_000, help="streams opened, answered and reset")
+    add("--json", metavar="FILE", help="write the JSON there, not behind the tables")
+    args = parser.parse_args()
+    for name, low, high in (
+        *(("rounds", 1, 1000), ("endpoints", 1, 254), ("seconds", 0.05, 600)),
+        *(("open", 1, 10_000), ("resets", 4, 1_000_000)),
+    ):
+        if not low <= getattr(args, name) <= high:
+            parser.error(f"--{name} must be {low} to {high}")
+    if not all(1 <= size <= 1024 for size in args.sizes):
+        parser.error("--sizes must be 1 to 1024 KiB")
+    return args
+
+
+def _say(what: str) -> None:
+    print(f"bench-transport: {what}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
