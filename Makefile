@@ -6,7 +6,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types contracts pytest protos docs clean \
-	bench-serve bench-pick bench-prefix bench-codec
+	bench-serve bench-pick bench-prefix
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -22,8 +22,8 @@ demo: $(VENV)/.installed  ## engines, EPP and a real Envoy, a workload, and what
 
 test: lint types contracts pytest  ## everything, with a real Envoy
 
-lint: $(VENV)/.installed  ## ruff: style and format
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+lint: $(VENV)/.installed  ## ruff: style and format; hadolint: Dockerfile
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/hadolint Dockerfile
 
 types: $(VENV)/.installed  ## mypy, strict
 	@$(BIN)/mypy

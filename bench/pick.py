@@ -10,12 +10,14 @@ in four continue one that was seen before, and each is in flight while the next 
     rescore    the same right after a scrape changed a load, when cached scores are made anew
     learn      the picked endpoint's blocks go into the index (after the answer was written)
     events     the whole exchange, decoded events to replies: request / response
-    bytes      the same through the codec, and with the counters of telemetry
+    bytes      the same through the codec, and with the counters of telemetry (counted)
+    messages   the last one, message by message
     chunk      one more event of a streamed answer, bytes to bytes
 
 Times are CPU time of this thread, less what reading its clock costs, median of all requests of a
-round; a figure is the median of the rounds and their extremes. Caches are as warm as a loop over
-one thing makes them: `make bench-serve` says what the whole process costs.
+round; a figure is the median of the rounds and their extremes. The stages of a request follow each
+other as in a server: a loop over one of them finds its code in the cache, and shows about half for
+a small prompt. What the whole process costs, `make bench-serve` says.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from bench.measure import (
     table,
     verdict,
 )
-from bench.pick_paths import Exchanges, Figures, Stages, World, clock_us
+from bench.pick_paths import MESSAGES, Exchanges, Figures, Stages, World, clock_us
 
 DECISION_KIB = 32
 """8192 tokens, at 4 bytes each."""
@@ -146,6 +148,18 @@ def report_text(report: Report) -> str:
     )
     parts = ["Stages, CPU us: median (min..max) of the rounds", first]
     parts += ["Whole exchanges, CPU us: request + response", second]
+    third = table(
+        ("endpoints", "KiB", *(name.replace("_", " ") for name in MESSAGES)),
+        [
+            (
+                str(row.endpoints),
+                str(row.prompt_kib),
+                *(row.figures[name].text(digits=1) for name in MESSAGES),
+            )
+            for row in report.rows
+        ],
+    )
+    parts += ["Messages, bytes and counted, CPU us", third]
     parts += _verdicts(report.rows)
     facts = ", ".join(f"{name} {value}" for name, value in report.machine.items())
     return "\n\n".join([*parts, f"Machine: {facts}"])

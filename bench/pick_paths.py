@@ -32,6 +32,12 @@ RESCORE_EVERY = 4
 
 Figures = dict[str, list[float]]
 
+MESSAGES = (
+    *("new_stream", "request_headers", "request_body", "request_end"),
+    *("response_headers", "response_body", "response_end"),
+)
+"""A request in the order of its messages; the picks are made at the end of the request's body."""
+
 
 class NullTransport:
     """Sends nothing."""
@@ -184,6 +190,7 @@ class Exchanges:
             self._serve("events", self._receiver(null), figures)
             self._serve("bytes", self._stream(null), figures)
             self._serve("counted", self._stream(self._world.telemetry), figures)
+            self._serve_by_message(figures)
             self._serve_chunks(figures)
 
     def _receiver(self, watcher: Watcher) -> Callable[[], tuple[Exchange, Callable[[Event], None]]]:
@@ -251,6 +258,40 @@ class Exchanges:
         self._live.append(other)
         if len(self._live) > INFLIGHT:
             self._live.popleft().close(2.0)
+
+    def _serve_by_message(self, figures: Figures) -> None:
+        """`counted` again, timed message by message; the pieces of the body are one sum."""
+        self._count += 1
+        messages = request_messages(self._world.prompts.next(), self._count)
+        start = time.thread_time_ns()
+        exchange, receive = self._stream(self._world.telemetry)()
+        self._note(figures, "new_stream", start)
+        pieces = [f"piece_{number}" for number in range(len(messages) - 2)]
+        used: Figures = {}
+        self._time_each(receive, messages, ("request_headers", *pieces, "request_end"), used)
+        used["request_body"] = [sum(used.pop(piece)[0] for piece in pieces)]
+        assert exchange.decision is not None
+        answer = response_messages(
+            exchange.decision.pick.endpoint.address, [ANSWER], "application/json"
+        )
+        self._keep(exchange)
+        names = ("response_headers", "response_body", "response_end")
+        self._time_each(receive, answer, names, used)
+        exchange.close(2.0)
+        for name, values in used.items():
+            figures.setdefault(name, []).extend(values)
+
+    def _time_each(
+        self,
+        receive: Callable[[bytes], None],
+        messages: Sequence[bytes],
+        names: Sequence[str],
+        figures: Figures,
+    ) -> None:
+        for name, message in zip(names, messages, strict=True):
+            start = time.thread_time_ns()
+            receive(message)
+            self._note(figures, name, start)
 
     def _serve_chunks(self, figures: Figures) -> None:
         self._count += 1

@@ -20,8 +20,8 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,9 @@ from bench.measure import (
     table,
     verdict,
 )
-from bench.serve import BASELINE, Arm, Bench, Site
 from bench.stack import Epp
 from bench.traffic.replay import Job, Replayer, Result
+from bench.traffic.site import BASELINE, SCRAPE_EVERY, Arm, Site
 
 FAST, GRPCIO = Arm("fast", "fast"), Arm("grpcio", "grpcio")
 FAST_TLS = Arm("fast+tls", "fast", True, (16,))
@@ -169,7 +169,7 @@ class Driven:
         return (cpu_s(epp.pid) - before_s) * 1e6 / max(1, result.streams), result
 
     def rows(
-        self, epps: dict[Arm, Epp], groups: Sequence[Sequence[Cell]], rounds: int
+        self, epps: Mapping[Arm, Epp], groups: Sequence[Sequence[Cell]], rounds: int
     ) -> list[Direct]:
         """Warm every cell up, then measure all of them, interleaved."""
         for _, cell in interleave(groups, 1):
@@ -207,22 +207,22 @@ def direct_cells(arms: Sequence[Arm], sizes_kib: Sequence[int]) -> list[list[Cel
     return many + [group(kib, CHUNKS[1], 1) for kib in sizes_kib]
 
 
-def start_epp(folder: Path, arm: Arm, endpoints: Sequence[str], name: str) -> Epp:
-    """An EPP of its own, fresh."""
+@contextmanager
+def fresh_epp(folder: Path, arm: Arm, endpoints: Sequence[str], name: str) -> Iterator[Epp]:
+    """An EPP that has served nothing yet."""
     flags = [
         f"--endpoints={','.join(endpoints)}",
         f"--transport={arm.transport}",
         f"--secure-serving={str(arm.tls).lower()}",
         "--drain-timeout=0s",
-        serve.SCRAPE_EVERY,
+        SCRAPE_EVERY,
     ]
     epp = Epp(folder, flags, name=name)
     try:
         epp.start()
-    except BaseException:
+        yield epp
+    finally:
         epp.stop()
-        raise
-    return epp
 
 
 def memory_kib(pid: int) -> int:
@@ -325,35 +325,42 @@ def report_text(report: Report) -> str:
     parts = []
     if report.direct:
         header = ("arm", "KiB", "chunks", "at once", "EPP us/stream", "streams/s", "p50 us")
-        rows = [
-            (
-                *(d.arm, str(d.prompt_kib), str(d.chunks), str(d.concurrency)),
-                *(d.epp_cpu_us.text(), d.streams_per_s.text(), d.p50_us.text()),
-            )
-            for d in report.direct
+        parts += [
+            "Direct: median (min..max) of the rounds",
+            table(header, map(_direct_text, report.direct)),
         ]
-        parts += ["Direct: median (min..max) of the rounds", table(header, rows)]
     if report.envoy:
-        named = {"rows": report.envoy, "chunks": report.chunks, "errors": {}, "idle_cores": {}}
-        settings = {"machine": report.machine, "settings": report.settings}
-        parts.append(serve.report_text(serve.Report(**settings, **named)))
-    header = ("arm", "open", "KiB/stream", "new request p50 us", "without them")
-    rows = [
-        (
-            *(o.arm, str(o.streams), f"{o.memory_kib:.1f}"),
-            *(f"{o.probe_p50_us:.0f}", f"{o.probe_before_p50_us:.0f}"),
+        behind = serve.Report(
+            machine=report.machine,
+            settings=report.settings,
+            rows=report.envoy,
+            chunks=report.chunks,
+            idle_cores={},
+            errors={},
         )
-        for o in report.open
-    ]
-    parts += ["Open event streams", table(header, rows)] if rows else []
-    header = ("arm", "streams", "memory growth KiB")
-    rows = [(r.arm, str(r.streams), f"{r.growth_kib:.0f}") for r in report.resets]
-    parts += ["Streams opened, answered and reset", table(header, rows)] if rows else []
-    header = ("promise", "measured", "budget", "")
-    rows = [(p.what, f"{p.value:.1f}", f"{p.budget:g}", p.verdict) for p in report.promises]
-    parts += [table(header, rows)] if rows else []
+        parts.append(serve.report_text(behind))
+    if report.open:
+        columns = ("arm", "open", "KiB/stream", "new request p50 us", "without them")
+        parts += ["Open event streams", table(columns, map(_open_text, report.open))]
+    if report.resets:
+        rows = [(r.arm, str(r.streams), f"{r.growth_kib:.0f}") for r in report.resets]
+        title = "Streams opened, answered and reset"
+        parts += [title, table(("arm", "streams", "memory growth KiB"), rows)]
+    if report.promises:
+        told = [(p.what, f"{p.value:.1f}", f"{p.budget:g}", p.verdict) for p in report.promises]
+        parts.append(table(("promise", "measured", "budget", ""), told))
     parts += [f"ERROR {what}: {times} times" for what, times in report.errors.items()]
     return "\n\n".join(parts)
+
+
+def _direct_text(row: Direct) -> tuple[str, ...]:
+    case = (row.arm, str(row.prompt_kib), str(row.chunks), str(row.concurrency))
+    return (*case, row.epp_cpu_us.text(), row.streams_per_s.text(), row.p50_us.text())
+
+
+def _open_text(row: OpenStreams) -> tuple[str, ...]:
+    probes = (f"{row.probe_p50_us:.0f}", f"{row.probe_before_p50_us:.0f}")
+    return (row.arm, str(row.streams), f"{row.memory_kib:.1f}", *probes)
 
 
 # -- the command ---------------------------------------------------------------------------
@@ -380,8 +387,7 @@ def main() -> int:
 
 def _measure(site: Site, driven: Driven, folder: Path, args: argparse.Namespace) -> Report:
     version = json.loads(site.envoys[BASELINE].admin("/server_info"))["version"]
-    bench = Bench(site, args.seconds)
-    endpoints = [endpoint["address"] for endpoint in site.epps[FAST].state()["endpoints"]]
+    bench = serve.Bench(site, args.seconds)
     report = Report(
         machine=machine(envoy=version.split("/")[1]),
         settings={name: value for name, value in vars(args).items() if name != "json"},
@@ -398,28 +404,23 @@ def _measure(site: Site, driven: Driven, folder: Path, args: argparse.Namespace)
         report.direct = driven.rows(site.epps, groups, args.rounds)
     if "envoy" in args.parts:
         _measure_behind_envoy(bench, report, args)
-
-    def fresh(arm: Arm, use: Callable[[Epp], Any]) -> Any:
-        epp = start_epp(folder, arm, endpoints, f"epp-{arm.name}-{time.monotonic_ns()}")
-        try:
-            return use(epp)
-        finally:
-            epp.stop()
-
+    endpoints = [endpoint["address"] for endpoint in site.epps[FAST].state()["endpoints"]]
     for arm in (FAST, GRPCIO):
         if "open" in args.parts:
             _say(f"open streams, {arm.name}")
-            report.open.append(fresh(arm, lambda e: open_streams(driven, e, arm, args.open)))  # noqa: B023
+            with fresh_epp(folder, arm, endpoints, f"epp-{arm.name}-open") as epp:
+                report.open.append(open_streams(driven, epp, arm, args.open))
         if "reset" in args.parts:
             _say(f"reset streams, {arm.name}")
-            report.resets.append(fresh(arm, lambda e: resets(driven, e, arm, args.resets)))  # noqa: B023
+            with fresh_epp(folder, arm, endpoints, f"epp-{arm.name}-reset") as epp:
+                report.resets.append(resets(driven, epp, arm, args.resets))
     report.machine["load_average_after"] = load_average()
     report.promises = promises(report)
     report.errors = {**driven.errors, **bench.errors}
     return report
 
 
-def _measure_behind_envoy(bench: Bench, report: Report, args: argparse.Namespace) -> None:
+def _measure_behind_envoy(bench: serve.Bench, report: Report, args: argparse.Namespace) -> None:
     cells = serve.cells_of(ARMS, args.sizes, [16, 1])
     report.envoy = serve.rows_of(bench.run(cells, args.rounds), cells)
     pairs = serve.chunk_cells((FAST, GRPCIO), min(args.sizes), 16, max(CHUNKS))

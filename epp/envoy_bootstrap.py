@@ -17,6 +17,7 @@ from envoy_data_plane.envoy.config.common.mutation_rules import v3 as mutation_v
 from envoy_data_plane.envoy.config.core import v3 as core_v3
 from envoy_data_plane.envoy.config.endpoint import v3 as endpoint_v3
 from envoy_data_plane.envoy.config.listener import v3 as listener_v3
+from envoy_data_plane.envoy.config.overload import v3 as overload_v3
 from envoy_data_plane.envoy.config.route import v3 as route_v3
 from envoy_data_plane.envoy.extensions.filters.http.ext_proc import v3 as ext_proc_v3
 from envoy_data_plane.envoy.extensions.filters.http.header_mutation import v3 as header_mutation_v3
@@ -28,6 +29,9 @@ from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host imp
 )
 from envoy_data_plane.envoy.extensions.load_balancing_policies.round_robin import (
     v3 as round_robin_v3,
+)
+from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections import (
+    v3 as connections_v3,
 )
 from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls_v3
 from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstream_v3
@@ -51,7 +55,7 @@ POOL, EPP = "pool", "epp"
 CONNECTION_BUFFER_BYTES = 32_768
 REQUESTS_MAX = 100_000
 """Each request holds a stream to the EPP for its whole life; Envoy's default of 1024 is far too low
-for streamed answers."""
+for streamed answers. Also the most connections of clients."""
 RETRY_ON = "connect-failure,refused-stream,reset-before-request"
 HEALTH_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
@@ -84,6 +88,7 @@ def bootstrap(options: EnvoyOptions) -> dict[str, Any]:
         static_resources=bootstrap_v3.BootstrapStaticResources(
             listeners=[_listener(options)], clusters=[_epp_cluster(options), _pool_cluster(options)]
         ),
+        overload_manager=_overload_manager(),
     )
     return document.to_dict(casing=betterproto2.Casing.SNAKE)
 
@@ -95,6 +100,21 @@ def _pack(message: betterproto2.Message) -> google.Any:
 def _address(address: str, flag: str = "--endpoints") -> core_v3.Address:
     host, port = split_address(address, flag)
     return core_v3.Address(socket_address=core_v3.SocketAddress(address=host, port_value=port))
+
+
+def _overload_manager() -> overload_v3.OverloadManager:
+    # Envoy warns at each start when nothing bounds its connections.
+    limit = connections_v3.DownstreamConnectionsConfig(
+        max_active_downstream_connections=REQUESTS_MAX
+    )
+    return overload_v3.OverloadManager(
+        resource_monitors=[
+            overload_v3.ResourceMonitor(
+                name="envoy.resource_monitors.global_downstream_max_connections",
+                typed_config=_pack(limit),
+            )
+        ]
+    )
 
 
 # -- listener, routes ----------------------------------------------------------------------

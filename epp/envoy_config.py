@@ -57,6 +57,8 @@ class EnvoyOptions(msgspec.Struct, frozen=True, kw_only=True):
     routing: Routing = Routing.OVERRIDE_HOST
     request_body: BodyProcessing = BodyProcessing.FULL_DUPLEX
     response_body: BodyProcessing = BodyProcessing.FULL_DUPLEX
+    """`NONE` hides usage and first bytes. With full-duplex requests Envoy then ends its stream at
+    the response headers: a request counts as over while its answer still goes on."""
     fail_open: bool = True
     """Route without a pick while the EPP is down (round robin; impossible with original-dst)."""
     retries: int = 2
@@ -106,7 +108,8 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         "--response-body",
         default=defaults.response_body.value,
         choices=[b.value for b in BodyProcessing],
-        help="how the EPP sees responses; none costs least, and hides usage and first bytes",
+        help="how the EPP sees responses; none costs least and hides usage, first bytes and, with "
+        "full-duplex requests, how long an answer goes on",
     )
     add(
         "--fail-open",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -30,28 +32,38 @@ Rule = Callable[[str, str], list[str]]
 
 
 @cache
+def paths() -> Collection[str]:
+    """Every file of the repository: what git tracks or would add."""
+    return sorted(path for path in set(_listed() or _walk()) if (ROOT / path).is_file())
+
+
+@cache
 def files() -> Mapping[str, str]:
-    """Every text file of the repository: what git tracks or would add; path -> text."""
-    named = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        check=False,
-    )
-    paths = named.stdout.decode().split("\0") if named.returncode == 0 else _walk()
-    texts = ((path, _text(ROOT / path)) for path in sorted(set(paths)) if path)
+    """Every text file of the repository; path -> text."""
+    texts = ((path, _text(ROOT / path)) for path in paths())
     return {path: text for path, text in texts if text is not None}
+
+
+def _listed() -> list[str]:
+    if shutil.which("git") is None:
+        return []
+    command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    named = subprocess.run(command, cwd=ROOT, capture_output=True, check=False)
+    return [path for path in named.stdout.decode().split("\0") if path]
 
 
 def _walk() -> list[str]:
     """Without git: everything but what tools leave behind."""
-    found = (path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file())
-    made = re.compile(r"\.(?!ci$|dockerignore$|gitignore$)|build$|dist$|__pycache__$|.*\.egg-info$")
-    return [path.as_posix() for path in found if not any(made.match(part) for part in path.parts)]
+    made = re.compile(r"\.(?!ci$)|build$|dist$|__pycache__$|.*\.egg-info$")
+    found = []
+    for folder, folders, names in os.walk(ROOT):
+        folders[:] = [name for name in folders if not made.match(name)]
+        found += [(Path(folder) / name).relative_to(ROOT).as_posix() for name in names]
+    return found
 
 
 def _text(path: Path) -> str | None:
-    if not path.is_file() or b"\0" in (data := path.read_bytes()):
+    if b"\0" in (data := path.read_bytes()):
         return None
     try:
         return data.decode()
@@ -83,8 +95,6 @@ def third_party() -> Mapping[str, Collection[str]]:
     return {
         module: {_normal(owner) for owner in owners}
         for module, owners in packages_distributions().items()
-        if module not in ("epp", "bench", "tests", "protos")
-        and module not in sys.stdlib_module_names
     }
 
 
@@ -127,6 +137,10 @@ def test_every_source_file_keeps_the_rule(rule: Rule) -> None:
     assert not complaints, "\n" + "\n".join(complaints)
 
 
+def test_without_git_no_file_is_overlooked() -> None:
+    assert set(paths()) <= set(_walk())
+
+
 def test_no_file_says_a_forbidden_word() -> None:
     complaints = [
         line
@@ -143,10 +157,10 @@ def test_no_two_test_modules_share_a_name() -> None:
 
 
 def test_every_folder_of_recorded_data_says_how_it_was_taken() -> None:
-    folders = {
-        "/".join(path.split("/")[:4]) for path in files() if re.match(r"tests/\w+/data/", path)
-    }
-    assert [folder for folder in sorted(folders) if f"{folder}/README.md" not in files()] == []
+    data = [path.split("/") for path in paths() if re.match(r"tests/\w+/data/", path)]
+    folders = {"/".join(parts[:4]) for parts in data}
+    assert folders
+    assert [folder for folder in sorted(folders) if f"{folder}/README.md" not in paths()] == []
 
 
 def test_the_version_is_the_same_wherever_it_stands() -> None:
@@ -287,6 +301,7 @@ def test_a_package_that_is_there_by_accident_is_found() -> None:
     owners = {"multidict": {"multidict"}, "yaml": {"pyyaml"}}
     rule = partial(tidy.undeclared_imports, third_party=owners, declared={"pyyaml", "aiohttp"})
     assert rule("epp/a.py", "import multidict")
+    assert rule("epp/a.py", "def f():\n    import nobody_installed_this")
     assert not rule("epp/a.py", "import yaml, json\nfrom epp import app")
 
 

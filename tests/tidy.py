@@ -11,6 +11,7 @@ import ast
 import posixpath
 import pydoc
 import re
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from functools import lru_cache
 from typing import NamedTuple
@@ -40,6 +41,10 @@ OUTSIDE = frozenset(
 """What does I/O, reads a clock or the environment."""
 ORACLE = "epp.wire.pb"
 """Generated code for tests and benches; the wheel is built without it."""
+
+
+OWN = frozenset({"bench", "epp", "protos", "tests"}) | sys.stdlib_module_names
+"""Top-level names that no distribution has to bring."""
 
 
 class Layer(NamedTuple):
@@ -72,7 +77,7 @@ def import_direction(path: str, source: str) -> list[str]:
     complaints = []
     for line, module in imports(path, source):
         top = module.partition(".")[0]
-        if top in ("epp", "bench", "tests"):
+        if top in ("bench", "epp", "tests"):
             if not _below(module, layer.ours):
                 complaints.append(f"{path}:{line}: imports {module}, which is not below it")
             elif path.startswith("epp/") and _below(module, (ORACLE,)):
@@ -115,15 +120,17 @@ def undeclared_imports(
     """What is imported is declared, not just there because something else needs it.
 
     Args:
-        third_party: top-level module -> distributions that install it, in lower case.
+        third_party: top-level module -> distributions that install it, in lower case. A module that
+            is not in it is taken for a distribution of that name.
         declared: distributions that pyproject.toml names for this part of the tree.
     """
-    return [
-        f"{path}:{line}: imports {module}: declare one of {sorted(owners)} in pyproject.toml"
-        for line, module in imports(path, source)
-        if (owners := third_party.get(module.partition(".")[0], ()))
-        and not any(owner in declared for owner in owners)
-    ]
+    complaints = []
+    for line, module in imports(path, source):
+        top = module.partition(".")[0]
+        owners = third_party.get(top, {top})
+        if top not in OWN and not any(owner in declared for owner in owners):
+            complaints.append(f"{path}:{line}: imports {module}: declare {' or '.join(owners)}")
+    return complaints
 
 
 # -- sizes ---------------------------------------------------------------------------------

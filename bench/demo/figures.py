@@ -25,8 +25,8 @@ class Figures(msgspec.Struct, frozen=True):
 
     requests: int
     errors: int
-    lost: int
-    """Ended with the killed engine: it had them in hand when it died."""
+    cut: int
+    """Streams that broke off when the engine that had begun them was killed."""
     hit_ratio: float | None
     """Prompt tokens that engines found cached, of all in answers that say so; `None`: none did."""
     ttft_p50_s: float | None
@@ -51,31 +51,31 @@ def figures(arm: Arm, outcomes: Iterable[Outcome] | None = None) -> Figures:
     prompt_tokens = sum(o.prompt_tokens or 0 for o in known)
     cached_tokens = sum(o.cached_tokens or 0 for o in known)
     ttfts_s = sorted(o.ttft_s for o in some if o.ttft_s is not None)
-    lost = [o for o in some if is_lost(o, arm.kill)]
+    cut = [o for o in some if was_cut(o, arm.kill)]
     return Figures(
         requests=len(some),
-        errors=len([o for o in some if o.fate is not Fate.OK]) - len(lost),
-        lost=len(lost),
+        errors=len([o for o in some if o.fate is not Fate.OK]) - len(cut),
+        cut=len(cut),
         hit_ratio=cached_tokens / prompt_tokens if prompt_tokens else None,
         ttft_p50_s=percentile(ttfts_s, 0.50),
         ttft_p95_s=percentile(ttfts_s, 0.95),
     )
 
 
-def is_lost(outcome: Outcome, kill: Kill | None) -> bool:
-    """Whether the killed engine had this request in hand when it died. No router can finish a
-    stream that another engine began, and sending again what an engine may have worked on is for
-    the client to decide."""
-    if kill is None or outcome.sent_s > kill.killed_s or outcome.end_s < kill.killed_s:
-        return False
-    if outcome.fate is Fate.CUT:
-        return outcome.engine == kill.engine
-    return outcome.fate is Fate.UNANSWERED
+def was_cut(outcome: Outcome, kill: Kill | None) -> bool:
+    """Whether this stream had begun on the killed engine when it died: no router can finish it.
+    A request without an answer yet is not cut: it could have been sent elsewhere."""
+    return (
+        kill is not None
+        and outcome.fate is Fate.CUT
+        and outcome.engine == kill.engine
+        and outcome.sent_s <= kill.killed_s <= outcome.end_s
+    )
 
 
 def errors_of(arm: Arm) -> list[Outcome]:
     """The requests that failed and need not have."""
-    return [o for o in arm.outcomes if o.fate is not Fate.OK and not is_lost(o, arm.kill)]
+    return [o for o in arm.outcomes if o.fate is not Fate.OK and not was_cut(o, arm.kill)]
 
 
 def by_engine(outcomes: Iterable[Outcome], engines: Sequence[str]) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The line that shows how far a run is: rewritten in place on a terminal, now and then elsewhere."""
+"""The line that shows how far a run is: rewritten in place on a terminal, else now and then."""
 
 from __future__ import annotations
 

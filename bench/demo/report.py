@@ -131,45 +131,43 @@ def per_phase(
 ) -> list[str]:
     """One row per phase: requests per engine, with the EPP and with round robin."""
     arms = [picked] if robin is None else [picked, robin]
-    head = ["phase", "requests"]
-    for arm in arms:
-        head += [f"{arm.name}: {engines[0]}", *engines[1:]]
     rows = []
     for i, phase in enumerate(plan.phases):
         row = [f"{i + 1} {phase.name}", str(sum(r.phase == i for r in plan.requests))]
         for arm in arms:
             counts = by_engine([o for o in arm.outcomes if o.phase == i], engines)
-            row += map(str, counts.values())
+            row.append(" / ".join(f"{count:>3}" for count in counts.values()))
         rows.append(row)
-    return [*heading("Which engine answered", paint), *_indented(table(head, rows), paint)]
+    return [
+        *heading(f"Requests answered by {' / '.join(engines)}", paint),
+        *_indented(table(["phase", "requests", *(arm.name for arm in arms)], rows), paint),
+    ]
 
 
 def against(plan: Plan, picked: Arm, robin: Arm, paint: Paint) -> list[str]:
     """EPP and round robin side by side, phase by phase and over all."""
-    head = ["phase", "hit ratio EPP", "r. robin", "TTFT p50 EPP", "r. robin", "TTFT p95 EPP"]
-    head += ["r. robin", "errors EPP", "r. robin"]
     rows = []
     phases: list[int | None] = [*range(len(plan.phases)), None]
     for phase in phases:
-        both = [
+        ours, theirs = (
             figures(a, [o for o in a.outcomes if phase in (None, o.phase)]) for a in (picked, robin)
-        ]
-        name = "all" if phase is None else f"{phase + 1} {plan.phases[phase].name}"
-        row = [name]
-        row += [ratio(f.hit_ratio) for f in both]
-        row += [ms(f.ttft_p50_s) for f in both]
-        row += [ms(f.ttft_p95_s) for f in both]
-        row += [str(f.errors) for f in both]
-        rows.append(row)
-    ours, theirs = figures(picked), figures(robin)
-    text = []
-    if ours.lost or theirs.lost:
-        text = wrap(
-            f"not counted as errors: {ours.lost} requests with the EPP and {theirs.lost} with round "
-            "robin that the killed engine had in hand when it died; no router can finish those"
         )
+        rows.append(
+            [
+                "all" if phase is None else f"{phase + 1} {plan.phases[phase].name}",
+                f"{ratio(ours.hit_ratio)} / {ratio(theirs.hit_ratio)}",
+                f"{ms(ours.ttft_p50_s)} / {ms(theirs.ttft_p50_s):>7}",
+                f"{ms(ours.ttft_p95_s)} / {ms(theirs.ttft_p95_s):>7}",
+                f"{ours.errors} / {theirs.errors}",
+                f"{ours.cut} / {theirs.cut}",
+            ]
+        )
+    head = ["phase", "hit ratio", "TTFT p50", "TTFT p95", "errors", "cut"]
+    text = []
+    if picked.kill is not None:
+        text = wrap("cut: streams begun on the engine that was killed; no router can finish those")
     return [
-        *heading("The EPP against round robin, same workload", paint),
+        *heading("EPP / round robin, the same workload", paint),
         *_indented(table(head, rows), paint),
         *text,
     ]
@@ -182,6 +180,7 @@ def promises(judged: Sequence[Promise], paint: Paint) -> list[str]:
     for promise in judged:
         mark = paint.good("kept  ") if promise.kept else paint.bad("BROKEN")
         lines.append(f"  {mark}  {promise.text.ljust(width)}  {promise.seen}")
+        lines += wrap(promise.detail, "          ")
     return lines
 
 
@@ -191,7 +190,7 @@ def lateness(arms: Sequence[Arm], paint: Paint) -> list[str]:
     engine_s = max((arm.engine_late_s for arm in arms), default=0.0)
     text = (
         f"engines lost {engine_s:.1f} s to a slow machine, "
-        f"the latest request was sent {ms(client_s)} late"
+        f"no request was sent more than {client_s:.2f} s late"
     )
     if engine_s <= LATE_S_MAX and client_s <= LATE_S_MAX:
         return ["", *(paint.faint(line) for line in wrap(f"The machine kept up: {text}."))]
@@ -213,11 +212,19 @@ def explained(decided: Sequence[Decided], paint: Paint) -> list[str]:
 
 
 def try_it(
-    *, envoy_url: str, admin_url: str, epp: str, addresses: Sequence[str], model: str, paint: Paint
+    *,
+    envoy_url: str,
+    admin_url: str,
+    epp: str,
+    addresses: Sequence[str],
+    model: str,
+    command: str,
+    paint: Paint,
 ) -> list[str]:
     """Commands to paste.
 
     Args:
+        command: how `epp` is called here.
         epp: address of the EPP's ext_proc port.
         admin_url: of its metrics port.
     """
@@ -229,7 +236,7 @@ def try_it(
         f"    -d '{body}'",
         f"  curl -s {admin_url}/debug/state",
         f"  curl -s {admin_url}/metrics | grep epp_picks_total",
-        f"  epp envoy-config --epp {epp} --endpoints {joined}",
+        f"  {command} envoy-config --epp {epp} --endpoints {joined}",
     ]
 
 

@@ -170,6 +170,7 @@ class Demo:
                 epp=stack.epp.address,
                 addresses=stack.addresses,
                 model=scene.model,
+                command=epp_command(),
                 paint=self._paint,
             )
         )
@@ -271,14 +272,17 @@ def write_json(path: str, run: Run, engines: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM and SIGHUP interrupt like Ctrl-C."""
+    """SIGTERM and SIGHUP interrupt like Ctrl-C; a signal that is ignored on purpose stays so."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    before = {number: signal.getsignal(number) for number in SIGNALS[1:]}
-    for number in before:
-        signal.signal(number, interrupt)
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    # A shell starts background jobs with SIGINT ignored; SIGTERM must end them all the same.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in SIGNALS[1:]:
+        if before[number] is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
     try:
         yield
     finally:
@@ -303,6 +307,13 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, handler)
         if came:
             raise KeyboardInterrupt
+
+
+def epp_command() -> str:
+    """The `epp` of this environment, as it can be called from here."""
+    command = Path(sys.executable).with_name("epp")
+    here = Path.cwd()
+    return str(command.relative_to(here) if command.is_relative_to(here) else command)
 
 
 def colour_wanted(environment: dict[str, str]) -> bool:

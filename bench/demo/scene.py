@@ -19,6 +19,8 @@ OVERLOADED, KILLED = 1, 2
 """Indices of engines."""
 BYPASS_WORKERS = 24
 SIMULATED_MODEL = "sim"
+QUICK_SHAPE = Shape(chat_slots=10, turns=(6, 9), turn_gap_s=(0.9, 1.9), ramp_s=4.0)
+"""Fewer chats whose turns follow faster, so that there are second turns in a short run, too."""
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,16 +50,16 @@ def set_scene(options: Options) -> Scene:
 
 def _simulated(*, quick: bool) -> Scene:
     overloaded, killed = f"engine-{OVERLOADED + 1}", f"engine-{KILLED + 1}"
-    durations_s = (7.0, 4.0, 9.0) if quick else (15.0, 8.0, 13.0)
+    durations_s = (6.0, 5.0, 10.0) if quick else (15.0, 8.0, 13.0)
     names = ("nothing wrong", f"{overloaded} overloaded", f"{killed} killed, back")
-    shape = Shape(ramp_s=4.0) if quick else Shape()
+    shape = QUICK_SHAPE if quick else Shape()
     return Scene(
         model=SIMULATED_MODEL,
         phases=tuple(Phase(n, s) for n, s in zip(names, durations_s, strict=True)),
         shape=shape.fitted(ServerConfig().max_model_len),
         roles=Roles(0, overload_phase=1, overloaded_engine=overloaded, outage=True),
         overload=Overload(phase=1, engine=OVERLOADED, workers=BYPASS_WORKERS),
-        outage=Outage(2, KILLED, after_s=0.5, down_s=1.0 if quick else 3.0),
+        outage=Outage(2, KILLED, after_s=0.5, down_s=2.5 if quick else 3.0),
     )
 
 
@@ -71,8 +73,8 @@ def _own(options: Options) -> Scene:
             wanted = f"model {model!r}" if model else "a model that all of them serve"
             raise NotReadyError(f"{address} does not have {wanted}; it serves {', '.join(served)}")
     lengths = [served[model] for served in cards]
-    shape = Shape().fitted(min(length for length in lengths))
-    phases = (Phase("nothing wrong", 15.0 if options.quick else 30.0),)
+    shape = (QUICK_SHAPE if options.quick else Shape()).fitted(min(lengths))
+    phases = (Phase("nothing wrong", 8.0 if options.quick else 30.0),)
     return Scene(model=model, phases=phases, shape=shape, roles=Roles(0), fresh_openings=True)
 
 

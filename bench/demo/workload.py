@@ -16,9 +16,7 @@ from random import Random
 
 import msgspec
 
-TEXT_TOKEN_BYTES = 4
-"""Of the simulated engine's tokenizer; real ones make fewer tokens of the same text."""
-WORDS = ["after", "again", "along", "answer", "before", "better", "between", "carry", "change", "clear", "close", "common", "compare", "could", "country", "differ", "direct", "draw", "early", "enough", "every", "example", "family", "figure", "follow", "found", "general", "give", "group", "happen", "heard", "help", "idea", "island", "keep", "large", "later", "learn", "letter", "light", "listen", "machine", "many", "might", "minute", "money", "morning", "mother", "mountain", "move", "music", "never", "north", "notice", "number", "often", "order", "other", "paper", "people", "perhaps", "picture", "place", "plant", "point", "power", "problem", "question", "quick", "reach", "river", "school", "second", "sentence", "should", "simple", "small", "sound", "south", "special", "spell", "stand", "start", "state", "still", "story", "study", "system", "table", "thing", "think", "though", "through", "together", "toward", "travel", "under", "until", "voice", "watch", "water", "while", "white", "whole", "wonder", "world", "would", "write", "young"]
+from bench.engine.tokens import TOKEN_BYTES, WORDS
 
 
 class Kind(StrEnum):
@@ -131,7 +129,7 @@ def make_plan(shape: Shape, phases: Sequence[Phase], *, seed: int, nonce: str = 
     """
     plan = Plan(tuple(phases), ())
     writer = _Writer(Random(seed), shape, nonce)
-    requests = [*_unrelated(plan, writer, shape)]
+    requests = _unrelated(plan, writer, shape)
     systems = [writer.text(shape.system_tokens, opening=True) for _ in range(shape.applications)]
     for slot in range(shape.chat_slots):
         requests += _slot(plan, writer, shape, slot, systems)
@@ -148,8 +146,9 @@ class _Writer:
         self._nonce = nonce
 
     def text(self, tokens: int, *, opening: bool = False) -> str:
-        """About `tokens` tokens of words; `opening`: it is the beginning of a prompt."""
-        size = tokens * TEXT_TOKEN_BYTES
+        """`tokens` tokens of words by the simulated engine's count, somewhat fewer by others';
+        `opening`: it is the beginning of a prompt."""
+        size = tokens * TOKEN_BYTES
         words = " ".join(self.rng.choices(WORDS, k=size // 5 + 8))
         text = f"{self._nonce} {words}" if opening and self._nonce else words
         return text[:size]

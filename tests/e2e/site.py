@@ -55,20 +55,16 @@ class Site:
         *,
         test_id: str | None = None,
         to: int | None = None,
-        select: bool = True,
         **how: Any,
     ) -> tuple[Answer, str]:
         """One request; returns the answer and the id under which the upstreams know it.
 
         Args:
             to: number of the upstream that the EPP is told to pick; `None` = any.
-            select: `False` = `headers` say who may be picked.
             how: as for `Connection.send`.
         """
         test_id = test_id or new_id()
-        headers = [*headers, (TEST_ID, test_id)]
-        if select:
-            headers.append(self.selection(to))
+        headers = [*headers, (TEST_ID, test_id), self.selection(to)]
         return await fetch(self.port, method, target, headers, body, **how), test_id
 
     def selection(self, to: int | None) -> tuple[str, str]:

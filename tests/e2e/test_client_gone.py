@@ -23,6 +23,13 @@ def sees_no_response_body(site: Site) -> bool:
     return site.options.response_body is BodyProcessing.NONE
 
 
+async def streams(site: Site, count: int) -> None:
+    """Wait until so many streams of Envoy to the EPP are open."""
+    await until(
+        lambda: site.envoy.stat("cluster.epp.upstream_rq_active") == count, what=f"{count} streams"
+    )
+
+
 async def test_C09_a_client_gone_before_the_pick_leaves_nothing(variant: Site) -> None:
     test_id = new_id()
     body = completion(2_000, salt="gone")
@@ -31,17 +38,11 @@ async def test_C09_a_client_gone_before_the_pick_leaves_nothing(variant: Site) -
         f"content-type: application/json\r\n{TEST_ID}: {test_id}\r\n"
         f"content-length: {len(body)}\r\n\r\n"
     )
-    open_before = variant.envoy.stat("cluster.epp.upstream_rq_active")
+    await streams(variant, 0)
     async with await Connection.open(variant.port) as connection:
         await connection.write(head.encode() + body[:1_000])
-        await until(
-            lambda: variant.envoy.stat("cluster.epp.upstream_rq_active") > open_before,
-            what="a stream to the EPP",
-        )
-    await until(
-        lambda: variant.envoy.stat("cluster.epp.upstream_rq_active") <= open_before,
-        what="the stream's end",
-    )
+        await streams(variant, 1)
+    await streams(variant, 0)
     await variant.idle()
     assert variant.upstreams.received(test_id) == []
     assert problems(variant.epp) == []
@@ -77,17 +78,17 @@ async def test_A24_a_client_gone_amid_events_leaves_nothing(variant: Site) -> No
     assert problems(variant.epp) == []
 
 
-async def test_an_upstream_gone_amid_events_leaves_nothing(variant: Site) -> None:
+async def test_an_upstream_gone_amid_events_leaves_nothing(site: Site) -> None:
     test_id = new_id()
-    variant.upstreams.plan(test_id, headers=SSE, fed=True)
-    async with await variant.open((), completion(300, salt="gone"), test_id=test_id) as connection:
-        variant.upstreams.feed(test_id, EVENT)
-        await until(lambda: variant.upstreams.received(test_id), what="the request upstream")
-        variant.upstreams.drop(test_id)
+    site.upstreams.plan(test_id, headers=SSE, fed=True)
+    async with await site.open((), completion(300, salt="gone"), test_id=test_id) as connection:
+        site.upstreams.feed(test_id, EVENT)
+        await until(lambda: site.upstreams.received(test_id), what="the request upstream")
+        site.upstreams.drop(test_id)
         async with asyncio.timeout(10.0):
             await assert_not_taken_for_whole(connection)
-    await variant.idle()
-    assert problems(variant.epp) == []
+    await site.idle()
+    assert problems(site.epp) == []
 
 
 async def assert_not_taken_for_whole(connection: Connection) -> None:

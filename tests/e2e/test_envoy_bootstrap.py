@@ -53,11 +53,7 @@ async def test_envoy_takes_every_variant(variant: dict[str, Any], tmp_path: Path
     file.write_text(render(EnvoyOptions(endpoints=ENDPOINTS, **variant)))
     status, output = await run(str(ENVOY), "--mode", "validate", "-c", str(file), "-l", "warning")
     assert status == 0, output
-    assert "deprecated" not in output.lower()
-    assert "[warning]" not in output.replace(UNLIMITED, ""), output
-
-
-UNLIMITED = "no configured limit"
+    assert "[warning]" not in output, output
 
 
 async def run(*command: str) -> tuple[int, str]:
@@ -99,6 +95,7 @@ async def test_the_command_s_output_runs(
         )
         assert answer.status == 403, "upgrades are not configured, so Envoy refuses them"
         assert upstreams.received(test_id) == []
+        assert "[warning]" not in envoy.text()
     finally:
         assert envoy.stop() == 0
 

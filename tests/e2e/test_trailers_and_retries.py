@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.stack import Epp
 from epp.core.headers import REQUEST_TRAILERS, SERVED_VERIFIER, TEST_SELECTION
 from tests.e2e.conftest import EPP_FLAGS, config
-from tests.e2e.http1 import JSON_TYPE
+from tests.e2e.http1 import JSON_TYPE, Connection
 from tests.e2e.http2 import Http2
-from tests.e2e.site import Site, completion, metric, picked, problems, until
-from tests.e2e.upstreams import TEST_ID, Upstreams, new_id
+from tests.e2e.site import Site, completion, metric, picked, problems
+from tests.e2e.upstreams import TEST_ID, Received, Upstreams, new_id
 
 TRAILERS = [("x-test-trailer", "end")]
 
@@ -69,54 +71,61 @@ def fallback(
 async def test_A29_a_request_goes_on_to_the_second_endpoint_when_the_first_is_dead(
     fallback: Site,
 ) -> None:
-    upstreams, size = fallback.upstreams, 300_000
+    """The body goes along, the charge too, and three such failures eject the dead one."""
+    upstreams = fallback.upstreams
     dead, alive = upstreams.addresses[:2]
     upstreams.kill(0)
     firsts = []
     try:
         while len(firsts) < 40 and firsts.count(dead) < 3:
-            body = completion(size, salt=new_id())
-            test_id = new_id()
-            await send_to_two(fallback, body, test_id)
-            received = upstreams.one(test_id)
+            received = await ask_one_of_two(fallback, size=300_000)
             assert received.upstream == alive
-            assert received.body == body
-            named = picked(received)
-            assert sorted(named) == sorted([dead, alive])
-            firsts.append(named[0])
-        assert firsts.count(dead) == 3, "a dead endpoint should be tried until it is ejected"
+            assert sorted(picked(received)) == sorted([dead, alive])
+            firsts.append(picked(received)[0])
+        assert firsts.count(dead) == 3, "a dead endpoint is tried until it is ejected"
         state = await fallback.idle()
-        entry = next(e for e in state["endpoints"] if e["address"] == dead)
+        entry = entry_of(state, dead)
         assert entry["failures_in_a_row"] == 3
         assert entry["ejected_for_s"] > 0
         assert not entry["eligible"]
         assert metric(fallback.epp.metrics(), "epp_served_elsewhere_total") == 3
     finally:
         upstreams.start(0)
-
-    async def comes_back() -> bool:
-        test_id = new_id()
-        await send_to_two(fallback, completion(300, salt=new_id()), test_id)
-        return upstreams.one(test_id).upstream == dead
-
     for _ in range(2_000):
-        if await comes_back():
+        if (await ask_one_of_two(fallback, size=300)).upstream == dead:
             break
     else:
         pytest.fail("traffic never returned to the endpoint that came back")
-    state = await fallback.idle()
-    entry = next(e for e in state["endpoints"] if e["address"] == dead)
+    entry = entry_of(await fallback.idle(), dead)
     assert (entry["failures_in_a_row"], entry["on_probation"]) == (0, False)
 
 
-async def send_to_two(site: Site, body: bytes, test_id: str) -> None:
-    """Let the EPP choose among the first two; the served endpoint must be told truly."""
+async def ask_one_of_two(site: Site, *, size: int) -> Received:
+    """The EPP may choose among the first two. While the answer is under way, checks that it is
+    charged to who serves, and that the gateway tells truly who that is."""
+    test_id, body = new_id(), completion(size, salt=new_id())
     two = (TEST_SELECTION, ",".join(site.upstreams.addresses[:2]))
-    answer, _ = await site.send(
-        "POST", "/v1/completions", [JSON_TYPE, two], body, test_id=test_id, select=False
-    )
-    assert answer.status == 200, answer
-    assert answer.header(SERVED_VERIFIER) == site.upstreams.one(test_id).upstream
+    site.upstreams.plan(test_id, fed=True)
+    async with await Connection.open(site.port) as connection, asyncio.timeout(20.0):
+        headers = [JSON_TYPE, two, (TEST_ID, test_id)]
+        await connection.send("POST", "/v1/completions", headers, body)
+        site.upstreams.feed(test_id, b"{")
+        head = await connection.head()
+        assert head.status == 200
+        received = site.upstreams.one(test_id)
+        assert received.body == body
+        assert head.header(SERVED_VERIFIER) == received.upstream
+        charged = [e["address"] for e in site.epp.state()["endpoints"] if e["inflight_requests"]]
+        assert charged == [received.upstream]
+        site.upstreams.feed(test_id, b"}")
+        site.upstreams.end_feed(test_id)
+        assert b"".join([piece async for piece in connection.pieces(head)]) == b"{}"
+    await site.idle()
+    return received
+
+
+def entry_of(state: dict[str, Any], address: str) -> dict[str, Any]:
+    return next(e for e in state["endpoints"] if e["address"] == address)
 
 
 async def test_A15_both_names_of_a_list_are_in_header_and_metadata_alike(fallback: Site) -> None:
@@ -143,14 +152,11 @@ async def test_without_retries_a_dead_endpoint_is_a_503_of_the_gateway(
         answer, _ = await strict.send("GET", "/v1/models", to=2)
         assert answer.status == 503
         state = await strict.idle()
-        entry = next(e for e in state["endpoints"] if e["address"] == upstreams.addresses[2])
+        entry = entry_of(state, upstreams.addresses[2])
         assert entry["failures_in_a_row"] == 1
     finally:
         upstreams.start(2)
         strict.envoy.stop()
-
-    async def answered() -> int:
-        return (await fallback.send("GET", "/v1/models", to=2))[0].status
-
-    assert await answered() == 200
-    await until(lambda: not problems(fallback.epp), what="a quiet log")
+    answer, _ = await fallback.send("GET", "/v1/models", to=2)
+    assert answer.status == 200
+    assert entry_of(await fallback.idle(), upstreams.addresses[2])["failures_in_a_row"] == 0

@@ -4,13 +4,16 @@ writes HTTP/2 frames itself where a gateway does what no gRPC library does."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+import functools
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
 import hpack
+import uvloop
 from grpc import aio
 
 from epp.core.streams import StreamFactory, Transport
@@ -84,6 +87,24 @@ class Recorders:
         self.made.append(Recorder(transport, self.act))
         self.opened.set()
         return self.made[-1]
+
+
+class Faults(Counter[str]):
+    """Counts what a server reports."""
+
+    def __call__(self, reason: str) -> None:
+        self[reason] += 1
+
+
+def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that runs on an event loop of its own of the kind the product uses."""
+
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(test(*args, **kwargs))
+
+    return run
 
 
 # -- servers and gRPC clients --------------------------------------------------------------

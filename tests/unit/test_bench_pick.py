@@ -1,7 +1,7 @@
 """The decision bench, run small."""
 
 from bench.pick import Cell, Report, report_text
-from bench.pick_paths import Exchanges, Stages, World
+from bench.pick_paths import MESSAGES, Exchanges, Stages, World
 from bench.traffic.gateway import REQUEST_HEADERS
 from epp.core.parse import parse_request
 
@@ -15,6 +15,7 @@ def test_every_stage_and_path_is_measured() -> None:
         *("parse", "match", "schedule", "rescore", "learn", "chunk"),
         *("events_request", "events_response", "bytes_request", "bytes_response"),
         *("counted_request", "counted_response"),
+        *MESSAGES,
     }
     assert all(spread.min > 0 for spread in row.figures.values())
     assert 0 < row.decision_p50_us <= row.decision_p99_us

@@ -44,6 +44,7 @@ _WORTHY_BYTES = 256
 _VIEW_PART = 4
 """A piece is kept as a view when it is at least this part of its read buffer."""
 
+_pack_head = FRAME_HEAD.pack
 _pack_message_head = MESSAGE_HEAD.pack
 _read_prefix = MESSAGE_PREFIX.unpack_from
 
@@ -74,6 +75,12 @@ class Host(Protocol):
     def on_bug(self, call: Call, error: Exception) -> None:
         """The stream raised."""
 
+    def on_empty_message(self) -> None:
+        """A message without content came. Raises: PeerError when there were too many."""
+
+    def on_provoked(self) -> None:
+        """The peer made us end a call. Raises: PeerError when it did so too often."""
+
 
 class Call:
     """See the module. Made by the connection only."""
@@ -98,9 +105,7 @@ class Call:
         "queued_bytes",
         "remote_closed",
         "stream_id",
-        "waits",
         "window_bytes",
-        "work",
     )
 
     def __init__(self, host: Host, stream_id: int, head: Head, now_s: float) -> None:
@@ -116,11 +121,9 @@ class Call:
         """What the peer may still send; the connection keeps account."""
         self.window_bytes = host.output.stream_window_bytes
         """What we may still send; negative after a change of the peer's settings."""
-        self.work = 0
-        """Messages received; see `limits`."""
         self.answered = False
         """Our response headers are out."""
-        self.finished = self.closed = self.ended = self.remote_closed = self.waits = False
+        self.finished = self.closed = self.ended = self.remote_closed = False
         self.queued_bytes = 0
         self._outbox: deque[Buffer] | None = None
         self._trailers: bytes | None = None
@@ -142,21 +145,25 @@ class Call:
             self.answered = True
             output.headers(self.stream_id, replies.RESPONSE)
         buffers = output.buffers
+        size_max = self._host.limits.message_bytes_max
         for message in messages:
             size = len(message)
             framed = size + PREFIX_BYTES
             if (
-                framed <= output.frame_bytes
+                size <= size_max
                 and framed <= output.window_bytes
                 and framed <= self.window_bytes
-                and output.bytes < output.room_bytes
+                and framed <= output.room_bytes - output.bytes
                 and not self.queued_bytes
             ):
                 output.window_bytes -= framed
                 self.window_bytes -= framed
                 output.bytes += framed + HEAD_BYTES
-                buffers.append(_pack_message_head(framed << 8, 0, self.stream_id, 0, size))
-                buffers.append(message)
+                if framed <= output.frame_bytes:
+                    buffers.append(_pack_message_head(framed << 8, 0, self.stream_id, 0, size))
+                    buffers.append(message)
+                else:
+                    self._cut(message)
             elif not self._queue(message):
                 break
         output.work += len(messages)
@@ -199,8 +206,10 @@ class Call:
     def abandon(self) -> None:
         """The stream is gone on the wire: what is in the outbox will not be sent."""
         self.ended = True
-        self._output.queued_bytes -= self.queued_bytes
-        self.queued_bytes = 0
+        if self.queued_bytes:
+            self._output.queued_bytes -= self.queued_bytes
+            self.queued_bytes = 0
+            self._output.forget(self)
         self._outbox = self._trailers = None
 
     @property
@@ -221,7 +230,9 @@ class Call:
         if stream is None or self.finished:
             return
         if message:
-            self.work += 1
+            self._output.work += 1
+        else:
+            self._host.on_empty_message()
         try:
             stream.on_message(message)
         except Exception as error:  # noqa: BLE001 - a bug of ours must not end other streams
@@ -229,16 +240,19 @@ class Call:
 
     def feed(self, data: bytes, at: int, stop: int) -> None:
         """Payload of one DATA frame, `data[at:stop]`."""
-        if self._missing_bytes or self._prefix:
-            at = self._resume(data, at, stop)
+        if self._prefix:
+            at = self._resume_prefix(data, at, stop)
+        if self._missing_bytes:
+            after = min(at + self._missing_bytes, stop)
+            self._hold(data, at, after)
+            at = after
         while stop - at >= PREFIX_BYTES and not self.finished:
             compressed, size = _read_prefix(data, at)
             if not self._acceptable(compressed, size):
                 return
             at += PREFIX_BYTES
             if stop - at < size:
-                self._missing_bytes = size
-                self._pieces = []
+                self._missing_bytes, self._pieces = size, []
                 self._hold(data, at, stop)
                 return
             self.deliver(data[at : at + size])
@@ -246,26 +260,21 @@ class Call:
         if at < stop and not self.finished:
             self._prefix = data[at:stop]
 
-    def _resume(self, data: bytes, at: int, stop: int) -> int:
-        """Go on with what is held; returns the index behind what that took."""
-        if self._prefix:
-            taken = min(PREFIX_BYTES - len(self._prefix), stop - at)
-            self._prefix += data[at : at + taken]
-            at += taken
-            if len(self._prefix) < PREFIX_BYTES:
-                return at
-            compressed, size = _read_prefix(self._prefix, 0)
-            self._prefix = b""
-            if not self._acceptable(compressed, size):
-                return stop
-            if not size:
-                self.deliver(b"")
-                return at
-            self._missing_bytes = size
-            self._pieces = []
-        taken = min(self._missing_bytes, stop - at)
-        self._hold(data, at, at + taken)
-        return at + taken
+    def _resume_prefix(self, data: bytes, at: int, stop: int) -> int:
+        """Complete the prefix of which a part is held; returns the index behind what that took."""
+        after = min(at + PREFIX_BYTES - len(self._prefix), stop)
+        self._prefix += data[at:after]
+        if len(self._prefix) < PREFIX_BYTES:
+            return after
+        compressed, size = _read_prefix(self._prefix, 0)
+        self._prefix = b""
+        if not self._acceptable(compressed, size):
+            return stop
+        if size:
+            self._missing_bytes, self._pieces = size, []
+        else:
+            self.deliver(b"")
+        return after
 
     def _hold(self, data: bytes, at: int, stop: int) -> None:
         """Keep a piece of the message that is not complete; deliver it when it is."""
@@ -296,11 +305,12 @@ class Call:
                 Status.UNIMPLEMENTED,
                 "compressed messages are not supported",
             )
-            return False
-        if size > self._host.limits.message_bytes_max:
+        elif size > self._host.limits.message_bytes_max:
             self._refuse_large(f"message of {size} bytes is too long")
-            return False
-        return True
+        else:
+            return True
+        self._host.on_provoked()
+        return False
 
     def _refuse_large(self, message: str) -> None:
         self._host.refuse(self, Reason.MESSAGE_TOO_LARGE, Status.RESOURCE_EXHAUSTED, message)
@@ -313,6 +323,22 @@ class Call:
         self._prefix = b""
 
     # Messages out.
+
+    def _cut(self, message: bytes) -> None:
+        """Send a message over several frames; windows and room are accounted for."""
+        output = self._output
+        append, frame_bytes, stream_id = output.buffers.append, output.frame_bytes, self.stream_id
+        view, size = memoryview(message), len(message)
+        append(_pack_message_head(frame_bytes << 8, 0, stream_id, 0, size))
+        at = frame_bytes - PREFIX_BYTES
+        append(view[:at])
+        while at < size:
+            taken = min(frame_bytes, size - at)
+            append(_pack_head(taken << 8, 0, stream_id))
+            append(view[at : at + taken])
+            at += taken
+            output.bytes += HEAD_BYTES
+            output.work += 1
 
     def _queue(self, message: bytes) -> bool:
         """Put a message into the outbox; False when the call has ended for it."""
@@ -357,7 +383,7 @@ class Call:
         """Move `size` bytes from the outbox into one DATA frame."""
         output, outbox = self._output, self._outbox
         assert outbox is not None, "bytes are queued, so there is an outbox"
-        output.buffers.append(FRAME_HEAD.pack(size << 8, 0, self.stream_id))
+        output.buffers.append(_pack_head(size << 8, 0, self.stream_id))
         output.bytes += size + HEAD_BYTES
         output.window_bytes -= size
         output.queued_bytes -= size

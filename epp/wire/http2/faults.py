@@ -48,7 +48,6 @@ class Reason(StrEnum):
     """Compressed, or cut off by the end of its stream."""
     MESSAGE_TOO_LARGE = "message-too-large"
     OUTBOX_FULL = "outbox-full"
-    DEADLINE = "deadline"
 
     BUG = "bug"
     """Ours; `ConnectionFault.error` is the exception."""

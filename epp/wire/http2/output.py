@@ -13,7 +13,7 @@ is read without room either, they cannot pile up.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
@@ -23,6 +23,7 @@ from epp.wire.http2.frames import (
     FRAME_BYTES_DEFAULT,
     FRAME_HEAD,
     HEAD_BYTES,
+    HEADER_TABLE_DEFAULT,
     WINDOW_DEFAULT,
     Buffer,
     Kind,
@@ -32,6 +33,9 @@ from epp.wire.http2.limits import Http2Limits
 TURN_FRAMES = 4
 """Frames of one call before the next one's turn."""
 
+FRAME_BYTES_MAX = 1 << 20
+"""Longest frame we send, so that one frame cannot pass the bounds of output by much."""
+
 _JOINED_BYTES_MAX = 65_536
 """A write up to this size is one buffer: copying costs less than a vector of many small ones."""
 
@@ -40,9 +44,6 @@ _HEADERS = int(Kind.HEADERS)
 
 class Waiting(Protocol):
     """A call, as this module sees it."""
-
-    waits: bool
-    """It is in the queue for the connection's window."""
 
     @property
     def sendable(self) -> bool:
@@ -61,6 +62,7 @@ class Output:
 
     __slots__ = (
         "_limits",
+        "_table_shrunk",
         "_waiting",
         "_wake",
         "_woken",
@@ -72,7 +74,7 @@ class Output:
         "reading",
         "room_bytes",
         "stream_window_bytes",
-        "table_shrunk",
+        "table_bytes",
         "unsent_bytes",
         "window_bytes",
         "work",
@@ -82,7 +84,7 @@ class Output:
         self._limits = limits
         self._wake = wake
         self._woken = False
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: OrderedDict[Waiting, None] = OrderedDict()
         self.buffers: list[Buffer] = []
         self.bytes = 0
         """In `buffers`."""
@@ -93,15 +95,17 @@ class Output:
         self.queued_bytes = 0
         """In outboxes, over all calls."""
         self.frame_bytes = FRAME_BYTES_DEFAULT
-        """The longest payload that the peer takes."""
+        """The longest payload to send, as the peer says and up to `FRAME_BYTES_MAX`."""
         self.window_bytes = WINDOW_DEFAULT
         """What the peer takes on the connection."""
         self.stream_window_bytes = WINDOW_DEFAULT
         """What it takes on a new stream."""
-        self.table_shrunk = False
-        """The next header block must begin with a smaller table."""
+        self.table_bytes = HEADER_TABLE_DEFAULT
+        """The dynamic table that the peer thinks we use; we use none."""
+        self._table_shrunk = False
+        """The next header block must say that the table is smaller now (RFC 7541 4.2)."""
         self.work = 0
-        """Frames of answers since somebody set this to 0; see `limits`."""
+        """Messages in and frames of answers out that no budget has counted yet; see `limits`."""
         self.busy = False
         """The connection is being called and its caller will take the output."""
         self.reading = True
@@ -114,12 +118,17 @@ class Output:
 
     def headers(self, stream_id: int, block: bytes, flags: int = END_HEADERS) -> None:
         """Send a header block, which is shorter than any peer's longest frame."""
-        if self.table_shrunk:
-            self.table_shrunk = False
+        if self._table_shrunk:
+            self._table_shrunk = False
             block = hpack.EMPTY_TABLE + block
         size = len(block)
         self.buffers.append(FRAME_HEAD.pack(size << 8 | _HEADERS, flags, stream_id) + block)
         self.bytes += HEAD_BYTES + size
+
+    def shrink_table(self) -> None:
+        """The peer allows a smaller table than before; we make it empty, for good."""
+        self.table_bytes = 0
+        self._table_shrunk = True
 
     def notify(self) -> None:
         """Something was sent or ended: outside of a call of the connection, wake its caller."""
@@ -129,20 +138,21 @@ class Output:
 
     def wait(self, call: Waiting) -> None:
         """Let `call` send what it has as soon as there is window and room."""
-        if not call.waits:
-            call.waits = True
-            self._waiting.append(call)
+        self._waiting[call] = None
         self.pump()
+
+    def forget(self, call: Waiting) -> None:
+        """`call` has ended."""
+        self._waiting.pop(call, None)
 
     def pump(self) -> None:
         """Let the calls that wait take turns. Ends: each turn uses window or room, or leaves."""
         waiting = self._waiting
         while waiting and self.window_bytes > 0 and self.bytes < self.room_bytes:
-            call = waiting.popleft()
+            call, _ = waiting.popitem(last=False)
             call.pump()
-            call.waits = call.sendable
-            if call.waits:
-                waiting.append(call)
+            if call.sendable:
+                waiting[call] = None
 
     def take(self) -> list[Buffer]:
         """Everything to write now; it counts as unsent until `written` says otherwise."""

@@ -43,7 +43,7 @@ _LENGTH = re.compile(rb"\d{1,18}")
 _UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
-class Malformed(Exception):  # noqa: N818 - what it is
+class _Malformed(Exception):  # noqa: N818 - what it is
     """Not an HTTP/2 message: the stream ends with PROTOCOL_ERROR. The text names the rule."""
 
 
@@ -98,19 +98,23 @@ class RequestReader:
             self._heads[block] = head
         return head
 
-    def read_trailers(self, block: bytes) -> None:
-        """Check the trailers of a request; nothing in them concerns us.
+    def read_trailers(self, block: bytes) -> str:
+        """What is wrong with the trailers of a request, else ""; nothing in them concerns us.
 
-        Raises: HpackError; Malformed when only their stream must end.
+        Raises: HpackError; the connection cannot go on.
         """
         version = self._decoder.version
         fields = self._decoder.decode(block)
         if version != self._decoder.version:
             self._heads.clear()
-        for name, value in fields or ():
-            if name[:1] == b":":
-                raise Malformed("a pseudo-header in trailers")
-            _check_field(name, value)
+        try:
+            for name, value in fields or ():
+                if name[:1] == b":":
+                    raise _Malformed("a pseudo-header in trailers")
+                _check_field(name, value)
+        except _Malformed as error:
+            return str(error)
+        return ""
 
     def _interpret(self, fields: list[Field] | None) -> Head:
         if fields is None:
@@ -121,7 +125,7 @@ class RequestReader:
         try:
             headers = _check_request(fields)
             content_bytes = _content_bytes(headers)
-        except Malformed as error:
+        except _Malformed as error:
             return Head(detail=str(error))
         refusal = self._refusal(headers)
         if refusal is not None:
@@ -160,20 +164,20 @@ def read_timeout(value: bytes) -> float | None:
 
 
 def _check_request(fields: list[Field]) -> dict[bytes, bytes]:
-    """All fields by name, the last of a repeated one. Raises: Malformed."""
+    """All fields by name, the last of a repeated one. Raises: _Malformed."""
     headers: dict[bytes, bytes] = {}
     regular = False
     for name, value in fields:
         if name[:1] == b":":
             if name not in _PSEUDO or name in headers or regular:
-                raise Malformed("a pseudo-header that is unknown, repeated or out of place")
+                raise _Malformed("a pseudo-header that is unknown, repeated or out of place")
         else:
             regular = True
             _check_field(name, value)
             if name in _SINGLE and headers.get(name, value) != value:
-                raise Malformed("two values of a field that has one")
+                raise _Malformed("two values of a field that has one")
         if not _VALUE.fullmatch(value):
-            raise Malformed("a field value with a forbidden character")
+            raise _Malformed("a field value with a forbidden character")
         headers[name] = value
     _check_pseudo(headers)
     return headers
@@ -182,22 +186,22 @@ def _check_request(fields: list[Field]) -> dict[bytes, bytes]:
 def _check_pseudo(headers: dict[bytes, bytes]) -> None:
     if headers.get(b":method") == b"CONNECT":
         if b":scheme" in headers or b":path" in headers or b":authority" not in headers:
-            raise Malformed("CONNECT with a path or a scheme, or without an authority")
+            raise _Malformed("CONNECT with a path or a scheme, or without an authority")
     elif not headers.keys() >= _NEEDED:
-        raise Malformed("a pseudo-header is missing")
+        raise _Malformed("a pseudo-header is missing")
     elif headers[b":path"][:1] != b"/" and headers[b":path"] != b"*":
-        raise Malformed("a path that is none")
+        raise _Malformed("a path that is none")
 
 
 def _check_field(name: bytes, value: bytes) -> None:
     if not _NAME.fullmatch(name):
-        raise Malformed("a field name with a forbidden character")
+        raise _Malformed("a field name with a forbidden character")
     if not _VALUE.fullmatch(value):
-        raise Malformed("a field value with a forbidden character")
+        raise _Malformed("a field value with a forbidden character")
     if name in _OF_A_CONNECTION:
-        raise Malformed("a field of HTTP/1.1 connections")
+        raise _Malformed("a field of HTTP/1.1 connections")
     if name == b"te" and value.lower() != b"trailers":
-        raise Malformed("te is not trailers")
+        raise _Malformed("te is not trailers")
 
 
 def _content_bytes(headers: dict[bytes, bytes]) -> int | None:
@@ -205,5 +209,5 @@ def _content_bytes(headers: dict[bytes, bytes]) -> int | None:
     if length is None:
         return None
     if not _LENGTH.fullmatch(length):
-        raise Malformed("content-length is no number")
+        raise _Malformed("content-length is no number")
     return int(length)
