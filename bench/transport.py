@@ -1,7 +1,8 @@
 """What the transports cost: `fast` and `grpcio` in turn, in one run, as `epp serve` runs them.
 
-`make bench-transport`, or `python -m bench.transport`. Four parts, each bounded in time:
+`make bench-transport`, or `python -m bench.transport`. Five parts, each bounded in time:
 
+echo        the transport and the codec alone (`bench.traffic.echo`), driven as in the next part
 direct      `bench.traffic.replay` writes the frames Envoy would write to the EPP's port, so that
             nothing but the EPP is measured: CPU time per stream by prompt size and number of
             response chunks, 16 streams at once and one, plaintext and TLS
@@ -23,7 +24,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -40,6 +41,7 @@ from bench.measure import (
     verdict,
 )
 from bench.stack import Epp
+from bench.traffic.echo import Echo
 from bench.traffic.replay import Job, Replayer, Result
 from bench.traffic.site import BASELINE, SCRAPE_EVERY, Arm, Site
 
@@ -57,6 +59,9 @@ PROBES = 300
 """Requests, one after the other, whose latency is that of a new request."""
 SETTLE_S = 0.5
 
+ECHO_BUDGET_US = {1: 55.0, 16: 80.0, 128: 390.0}
+"""Prompt KiB -> CPU time of transport and codec per stream, 16 at once, without response chunks,
+which have a budget of their own."""
 RATIO_BUDGET = 8.0
 """grpcio / fast, CPU time per stream: at least."""
 ADDED_BUDGET_US = 600.0
@@ -65,6 +70,13 @@ TLS_BUDGET_RATIO = 1.4
 """TLS / plaintext, CPU time at 16 KiB."""
 OPEN_BUDGET_KIB = 25.0
 NEW_REQUEST_BUDGET_US = 5_000.0
+
+
+class Server(NamedTuple):
+    """A process that serves ext_proc."""
+
+    pid: int
+    port: int
 
 
 class Cell(msgspec.Struct, frozen=True):
@@ -125,6 +137,7 @@ class Report(msgspec.Struct):
 
     machine: dict[str, Any]
     settings: dict[str, Any]
+    echo: list[Direct]
     direct: list[Direct]
     envoy: list[serve.Row]
     chunks: list[serve.ChunkRow]
@@ -154,31 +167,31 @@ class Driven:
             self.errors[name] = self.errors.get(name, 0) + times
         return result
 
-    def measure(self, epp: Epp, cell: Cell, seconds: float) -> tuple[float, Result]:
-        """CPU time of the EPP per stream in us, and what the driver saw."""
+    def measure(self, server: Server, cell: Cell, seconds: float) -> tuple[float, Result]:
+        """CPU time of the server per stream in us, and what the driver saw."""
         job = Job(
-            port=epp.ports["grpc"],
+            port=server.port,
             tls=cell.arm.tls,
             concurrency=cell.concurrency,
             seconds=seconds,
             prompt_bytes=cell.kib * 1024,
             chunks=cell.chunks,
         )
-        before_s = cpu_s(epp.pid)
+        before_s = cpu_s(server.pid)
         result = self.run(cell.arm, job)
-        return (cpu_s(epp.pid) - before_s) * 1e6 / max(1, result.streams), result
+        return (cpu_s(server.pid) - before_s) * 1e6 / max(1, result.streams), result
 
     def rows(
-        self, epps: Mapping[Arm, Epp], groups: Sequence[Sequence[Cell]], rounds: int
+        self, servers: Mapping[Arm, Server], groups: Sequence[Sequence[Cell]], rounds: int
     ) -> list[Direct]:
         """Warm every cell up, then measure all of them, interleaved."""
         for _, cell in interleave(groups, 1):
-            self.measure(epps[cell.arm], cell, min(WARM_UP_S, self._seconds))
+            self.measure(servers[cell.arm], cell, min(WARM_UP_S, self._seconds))
         seen: dict[Cell, list[tuple[float, Result]]] = {}
         for number, cell in interleave(groups, rounds):
             if cell == groups[0][0]:
-                _say(f"direct, round {number + 1} of {rounds}, load average {load_average()[0]}")
-            seen.setdefault(cell, []).append(self.measure(epps[cell.arm], cell, self._seconds))
+                _say(f"round {number + 1} of {rounds}, load average {load_average()[0]}")
+            seen.setdefault(cell, []).append(self.measure(servers[cell.arm], cell, self._seconds))
         return [_direct(cell, seen[cell]) for group in groups for cell in group]
 
 
@@ -271,7 +284,16 @@ def resets(driven: Driven, epp: Epp, arm: Arm, streams: int) -> Resets:
 def promises(report: Report) -> list[Promise]:
     """Every figure that has a budget and was measured."""
     rows = {(r.arm, r.prompt_kib, r.connections > 1): r for r in report.envoy}
-    made = []
+    made = [
+        _promise(
+            f"transport and codec, {row.prompt_kib} KiB, us/stream",
+            row.epp_cpu_us.median,
+            ECHO_BUDGET_US[row.prompt_kib],
+        )
+        for row in report.echo
+        if (row.arm, row.chunks, row.concurrency) == (FAST.name, 0, 16)
+        and row.prompt_kib in ECHO_BUDGET_US
+    ]
     for (arm, kib, many), row in rows.items():
         if arm != FAST.name or row.epp_cpu_us is None:
             continue
@@ -323,12 +345,13 @@ def _at_least(value: float, budget: float) -> str:
 def report_text(report: Report) -> str:
     """The tables."""
     parts = []
-    if report.direct:
-        header = ("arm", "KiB", "chunks", "at once", "EPP us/stream", "streams/s", "p50 us")
-        parts += [
-            "Direct: median (min..max) of the rounds",
-            table(header, map(_direct_text, report.direct)),
-        ]
+    for title, measured in (
+        ("Transport and codec alone", report.echo),
+        ("The whole EPP, driven directly", report.direct),
+    ):
+        if measured:
+            header = ("arm", "KiB", "chunks", "at once", "CPU us/stream", "streams/s", "p50 us")
+            parts += [f"{title}: median (min..max)", table(header, map(_direct_text, measured))]
     if report.envoy:
         behind = serve.Report(
             machine=report.machine,
@@ -391,6 +414,7 @@ def _measure(site: Site, driven: Driven, folder: Path, args: argparse.Namespace)
     report = Report(
         machine=machine(envoy=version.split("/")[1]),
         settings={name: value for name, value in vars(args).items() if name != "json"},
+        echo=[],
         direct=[],
         envoy=[],
         chunks=[],
@@ -399,9 +423,11 @@ def _measure(site: Site, driven: Driven, folder: Path, args: argparse.Namespace)
         promises=[],
         errors={},
     )
+    if "echo" in args.parts:
+        report.echo = _measure_echo(driven, folder, args)
     if "direct" in args.parts:
-        groups = direct_cells(ARMS, args.sizes)
-        report.direct = driven.rows(site.epps, groups, args.rounds)
+        epps = {arm: Server(epp.pid, epp.ports["grpc"]) for arm, epp in site.epps.items()}
+        report.direct = driven.rows(epps, direct_cells(ARMS, args.sizes), args.rounds)
     if "envoy" in args.parts:
         _measure_behind_envoy(bench, report, args)
     endpoints = [endpoint["address"] for endpoint in site.epps[FAST].state()["endpoints"]]
@@ -420,6 +446,17 @@ def _measure(site: Site, driven: Driven, folder: Path, args: argparse.Namespace)
     return report
 
 
+def _measure_echo(driven: Driven, folder: Path, args: argparse.Namespace) -> list[Direct]:
+    with ExitStack() as stack:
+        servers = {}
+        for arm in (FAST, GRPCIO):
+            echo = Echo(folder, arm.name)
+            stack.callback(echo.stop)
+            echo.start()
+            servers[arm] = Server(echo.pid, echo.port)
+        return driven.rows(servers, direct_cells(tuple(servers), args.sizes), args.rounds)
+
+
 def _measure_behind_envoy(bench: serve.Bench, report: Report, args: argparse.Namespace) -> None:
     cells = serve.cells_of(ARMS, args.sizes, [16, 1])
     report.envoy = serve.rows_of(bench.run(cells, args.rounds), cells)
@@ -427,7 +464,7 @@ def _measure_behind_envoy(bench: serve.Bench, report: Report, args: argparse.Nam
     report.chunks = serve.chunk_rows(bench.run(pairs, args.rounds), pairs)
 
 
-PARTS = ("direct", "envoy", "open", "reset")
+PARTS = ("echo", "direct", "envoy", "open", "reset")
 
 
 def _arguments() -> argparse.Namespace:

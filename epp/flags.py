@@ -251,6 +251,8 @@ def _read_duration(flag: Flag, text: str) -> float:
     return sum(float(number) * _UNIT_S[unit] for number, unit in parts)
 
 
+MESSAGE_BYTES_MAX = (1 << 31) - 1
+"""gRPC's lengths are 32 bits with a sign; it would take a larger limit for a negative one."""
 _UNIT_BYTES = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMG", start=1):
     _UNIT_BYTES |= {f"{_letter}": 1000**_power, f"{_letter}B": 1000**_power}
@@ -261,7 +263,10 @@ def _read_bytes(flag: Flag, text: str) -> int:
     match = re.fullmatch(r"(\d{1,12})\s*([A-Za-z]*)", text)
     if match is None or match[2] not in _UNIT_BYTES or not int(match[1]):
         raise _bad(flag, f"{text!r} is not a size; write 25MB or 10MiB")
-    return int(match[1]) * _UNIT_BYTES[match[2]]
+    size_bytes = int(match[1]) * _UNIT_BYTES[match[2]]
+    if size_bytes > MESSAGE_BYTES_MAX:
+        raise _bad(flag, f"{text} is more than gRPC can take; write at most 2047MiB")
+    return size_bytes
 
 
 def _bad(flag: Flag, why: str) -> ConfigError:

@@ -122,7 +122,7 @@ class Runner:
             name=self._name,
             outcomes=sorted(self._outcomes, key=lambda outcome: outcome.sent_s),
             kill=self._kill,
-            engine_late_s=self._late_s,
+            engine_late_s=self._late_s if self._stack.engines else None,
         )
 
     async def _overload_engine(self, client: Client, overload: Overload) -> None:

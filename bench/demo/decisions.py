@@ -27,6 +27,8 @@ class Decided(msgspec.Struct, frozen=True):
     request_id: str
     address: str
     reason: Reason
+    held_tokens: int
+    """Of the prompt, thought to be cached where it went."""
     sentence: str
     """The log's whole sentence."""
 
@@ -49,8 +51,10 @@ def read_decisions(log: Iterable[str]) -> list[Decided]:
             continue  # the last line of a log that is being written
         picked = PICKED.match(line.message)
         if picked is not None:
-            reason = line.reason or _reason(int(picked["held"]), NEXT.search(line.message))
-            decided.append(Decided(line.request_id, picked["address"], reason, line.message))
+            held = int(picked["held"])
+            reason = line.reason or _reason(held, NEXT.search(line.message))
+            made = Decided(line.request_id, picked["address"], reason, held, line.message)
+            decided.append(made)
     return decided
 
 
@@ -65,6 +69,10 @@ def _reason(held: int, following: re.Match[str] | None) -> Reason:
 
 
 def examples(decided: Iterable[Decided]) -> list[Decided]:
-    """One decision per reason, the latest, in the order of `Reason`."""
-    latest = {one.reason: one for one in decided}
-    return [latest[reason] for reason in Reason if reason in latest]
+    """One decision per reason: where most was cached, the latest of equals."""
+    best: dict[Reason, Decided] = {}
+    for one in decided:
+        known = best.get(one.reason)
+        if known is None or one.held_tokens >= known.held_tokens:
+            best[one.reason] = one
+    return [best[reason] for reason in Reason if reason in best]

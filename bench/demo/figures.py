@@ -40,8 +40,9 @@ class Arm(msgspec.Struct, kw_only=True):
     name: str
     outcomes: list[Outcome]
     kill: Kill | None = None
-    engine_late_s: float = 0.0
-    """Engine time lost because an engine's process was too slow, over all engines."""
+    engine_late_s: float | None = None
+    """Engine time lost because an engine's process was too slow, over all engines; `None`: they are
+    not simulated."""
 
 
 def figures(arm: Arm, outcomes: Iterable[Outcome] | None = None) -> Figures:

@@ -32,9 +32,10 @@ class Promise(msgspec.Struct, frozen=True):
 
 
 class Roles(msgspec.Struct, frozen=True):
-    """Which phase and engine is what; `None`: there is no such phase."""
+    """Which phase and engine is what; `None`: there is no such phase. Without a healthy phase the
+    engines are not ours, so nothing is promised of their speed and load."""
 
-    healthy_phase: int
+    healthy_phase: int | None = None
     overload_phase: int | None = None
     overloaded_engine: str = ""
     outage: bool = False
@@ -57,9 +58,10 @@ def judge(
         inflight_left: requests the EPP still counts after the last answer.
     """
     promises = [_errors(picked)]
-    if robin is not None:
-        promises += _against(picked, robin)
-    promises.append(_even(picked, engines, roles))
+    if roles.healthy_phase is not None:
+        if robin is not None:
+            promises += _against(picked, robin)
+        promises.append(_even(picked, engines, roles))
     if roles.overload_phase is not None:
         promises.append(_overloaded(picked, engines, roles))
     if roles.outage:

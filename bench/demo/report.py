@@ -105,16 +105,21 @@ def where_and_why(
     names = {address: name for name, address in addresses.items()}
     reasons = Counter((names.get(d.address, d.address), d.reason) for d in decided)
     shown = [r for r in Reason if r is not Reason.ONLY or any(k[1] is r for k in reasons)]
-    head = ["engine", "address", "answered", *shown, "hit ratio", "TTFT p50", "TTFT p95"]
+    # Engines that are not simulated have no other name than their address.
+    named = any(name != address for name, address in addresses.items())
+    head = ["engine", *["address"][: int(named)], "answered", *shown]
+    head += ["hit ratio", "TTFT p50", "TTFT p95"]
     rows = []
     for name, address in addresses.items():
         own = figures(picked, [o for o in picked.outcomes if o.engine == name])
         why = [str(reasons[name, reason]) for reason in shown]
-        rows.append([name, address, str(own.requests), *why, *_quality(own)])
+        rows.append(
+            [name, *[address][: int(named)], str(own.requests), *why, *_quality(own)],
+        )
     total = figures(picked)
     why = [str(sum(n for (_, r), n in reasons.items() if r is reason)) for reason in shown]
     answered = sum(bool(o.engine) for o in picked.outcomes)
-    rows.append(["all", "", str(answered), *why, *_quality(total)])
+    rows.append(["all", *[""][: int(named)], str(answered), *why, *_quality(total)])
     return [
         *heading("Where requests went, and why", paint),
         *_indented(table(head, rows), paint),
@@ -187,11 +192,11 @@ def promises(judged: Sequence[Promise], paint: Paint) -> list[str]:
 def lateness(arms: Sequence[Arm], paint: Paint) -> list[str]:
     """Whether the machine kept up, since otherwise the times measure the machine."""
     client_s = max((o.late_s for arm in arms for o in arm.outcomes), default=0.0)
-    engine_s = max((arm.engine_late_s for arm in arms), default=0.0)
-    text = (
-        f"engines lost {engine_s:.1f} s to a slow machine, "
-        f"no request was sent more than {client_s:.2f} s late"
-    )
+    known_s = [arm.engine_late_s for arm in arms if arm.engine_late_s is not None]
+    engine_s = max(known_s, default=0.0)
+    text = f"requests left {client_s:.2f} s late at most"
+    if known_s:
+        text = f"engines ran {engine_s:.1f} s behind, {text}"
     if engine_s <= LATE_S_MAX and client_s <= LATE_S_MAX:
         return ["", *(paint.faint(line) for line in wrap(f"The machine kept up: {text}."))]
     warning = f"The machine did not keep up: {text}. Times are longer than they should be."

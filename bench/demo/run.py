@@ -41,7 +41,8 @@ METHOD = (
 FRESH = "Both runs start with new engines and empty caches."
 FRESH_OWN = (
     "Your engines are not restarted: each run's prompts begin differently, so none is cached. "
-    "Not done to them: overload, kill."
+    "Nothing is overloaded or killed, and figures are shown, not judged: they depend on what else "
+    "your engines do. "
 )
 
 
@@ -199,17 +200,16 @@ class Demo:
         self._print([*lines, ""])
 
     def _report(self, stack: Stack, run: Run) -> None:
-        engines, paint, own = engine_names(stack), self._paint, bool(self._options.endpoints)
+        engines, paint = engine_names(stack), self._paint
         addresses = dict(zip(engines, stack.addresses, strict=True))
-        # Who answered under round robin is not known of engines that do not sign.
-        robin = None if own else run.robin
         lines = report.where_and_why(run.picked, run.decided, addresses, paint)
         if run.settled.served_elsewhere:
             lines += report.wrap(
                 f"{run.settled.served_elsewhere} requests went on to another engine than the "
                 "picked one: Envoy sends again what could not be sent"
             )
-        lines += report.per_phase(run.plan, run.picked, robin, engines, paint)
+        if len(run.plan.phases) > 1:
+            lines += report.per_phase(run.plan, run.picked, run.robin, engines, paint)
         if run.robin is not None:
             lines += report.against(run.plan, run.picked, run.robin, paint)
         lines += report.promises(run.promises, paint)

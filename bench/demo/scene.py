@@ -75,7 +75,7 @@ def _own(options: Options) -> Scene:
     lengths = [served[model] for served in cards]
     shape = (QUICK_SHAPE if options.quick else Shape()).fitted(min(lengths))
     phases = (Phase("nothing wrong", 8.0 if options.quick else 30.0),)
-    return Scene(model=model, phases=phases, shape=shape, roles=Roles(0), fresh_openings=True)
+    return Scene(model=model, phases=phases, shape=shape, roles=Roles(), fresh_openings=True)
 
 
 def _cards(address: str) -> dict[str, int]:

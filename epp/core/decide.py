@@ -23,6 +23,12 @@ BLOCK_TOKENS_MIN = 64
 """Floor of the prefix block: smaller blocks cost memory and time and gain no routing."""
 
 
+BLOCK_TOKENS_MAX = 8192
+"""A larger block that an engine reports is not believed: one engine sets the size for the whole
+pool, and no prompt has two blocks of such a size. The largest real ones, of engines with linear
+attention, have some 2 000."""
+
+
 class PrefixParams(msgspec.Struct, frozen=True):
     """How prompts are cut and how much is remembered (`approx-prefix-cache-producer`)."""
 
@@ -94,7 +100,8 @@ class PrefixKeeper:
 
     def left(self, endpoint: Endpoint) -> None:
         self.index.forget(endpoint.slot)
-        self._reported.pop(endpoint, None)
+        if self._reported.pop(endpoint, None) is not None:
+            self._follow_reports()
 
     def restarted(self, endpoint: Endpoint) -> None:
         self.index.forget(endpoint.slot)

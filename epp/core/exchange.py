@@ -190,6 +190,8 @@ class Exchange:
             decision, self._unlearned = self._unlearned, None
             self.answered_s = now_s
             self._decider.learn(decision)
+            # A stream may live for an hour; up to half a megabyte of its prompt need not.
+            decision.request.prompts = decision.request.chains = ()
             self._watcher.decided(self)
         if self.cause is not None and not self._reported:
             self._reported = True
@@ -235,7 +237,7 @@ class Exchange:
             "upgrade" in headers and "upgrade" in headers.get("connection", "upgrade").lower()
         )
 
-    def _on_headerless_body(self, _event: RequestBody, _now_s: float) -> Sequence[Reply]:
+    def _on_headerless_request(self, _event: Event, _now_s: float) -> Sequence[Reply]:
         raise RequestDropped(
             DropReason.INTERNAL,
             "the gateway sends no request headers to the picker: set request_header_mode to SEND",
@@ -353,10 +355,7 @@ class Exchange:
     # -- response --------------------------------------------------------------------------
 
     def _on_response_headers(self, event: ResponseHeaders, now_s: float) -> Sequence[Reply]:
-        if self.phase is Phase.HEADERS and event.modes is not None:
-            # An earlier filter answered: no request passes here, only its response.
-            self._request_mode, self._response_mode = event.modes
-        self.phase = Phase.RESPONSE
+        self._enter_response(event)
         self.status = _status(event.headers.get(":status"))
         content_type = event.headers.get("content-type", "")
         self.response_streaming = content_type.startswith("text/event-stream")
@@ -370,6 +369,12 @@ class Exchange:
         if event.end_of_stream:
             self._finish(Cause.NATURAL, now_s)
         return (HeadersReply(False, self._response_mutation()),)
+
+    def _enter_response(self, event: Event) -> None:
+        if self.phase is Phase.HEADERS and event.modes is not None:
+            # An earlier filter answered: no request passes here, only its response.
+            self._request_mode, self._response_mode = event.modes
+        self.phase = Phase.RESPONSE
 
     def _start_reading(self, decision: Decision, headers: Mapping[str, str]) -> None:
         if self._response_mode is BodyMode.NONE:
@@ -388,6 +393,7 @@ class Exchange:
         return Mutation(set_headers=((SERVED_VERIFIER, served),))
 
     def _on_response_body(self, event: ResponseBody, now_s: float) -> Sequence[Reply]:
+        self._enter_response(event)
         body = event.body
         if body:
             self.response_bytes += len(body)
@@ -455,7 +461,12 @@ def _status(text: str | None) -> int | None:
 
 Handler = Callable[[Exchange, Any, float], Sequence[Reply]]
 
-_RESPONSE: dict[type[Event], Handler] = {ResponseHeaders: Exchange._on_response_headers}
+_RESPONSE: dict[type[Event], Handler] = {
+    ResponseHeaders: Exchange._on_response_headers,
+    # A gateway may be set to show no response headers.
+    ResponseBody: Exchange._on_response_body,
+    ResponseTrailers: Exchange._on_response_trailers,
+}
 _LATE: dict[type[Event], Handler] = {
     RequestBody: Exchange._on_late_request_body,
     RequestTrailers: Exchange._on_late_request_trailers,
@@ -464,7 +475,8 @@ TABLE: Mapping[Phase, Mapping[type[Event], Handler]] = MappingProxyType(
     {
         Phase.HEADERS: {
             RequestHeaders: Exchange._on_request_headers,
-            RequestBody: Exchange._on_headerless_body,
+            RequestBody: Exchange._on_headerless_request,
+            RequestTrailers: Exchange._on_headerless_request,
             **_RESPONSE,
         },
         Phase.BODY: {

@@ -32,10 +32,13 @@ def reason_of(decision: Decision) -> Reason:
     by_slot = match.by_slot
     if not by_slot:
         return Reason.LOAD
+    own = by_slot.get(pick.endpoint.slot, 0)
+    if own and own == max(by_slot.values()):
+        return Reason.PREFIX
     best = max((by_slot.get(e.slot, 0) for e in pick.candidates), default=0)
     if not best:
         return Reason.LOAD
-    return Reason.PREFIX if by_slot.get(pick.endpoint.slot, 0) == best else Reason.SPREAD
+    return Reason.PREFIX if own == best else Reason.SPREAD
 
 
 def explain(decision: Decision) -> str:

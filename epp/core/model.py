@@ -107,12 +107,8 @@ class Endpoint:
     )
 
     def __init__(self, spec: EndpointSpec, slot: int = 0) -> None:
-        self.spec = spec
         self.slot = slot
-        self.address = spec.address
-        self.name = spec.name or spec.address
-        self.namespace = spec.namespace
-        self.labels = spec.labels
+        self.take_over(spec)
         self.load: Load = UNKNOWN
         """The newest report, or `UNKNOWN` when there is none or it is stale. What scorers read."""
         self.last_load: Load = UNKNOWN
@@ -142,6 +138,14 @@ class Endpoint:
         """Not eligible before this monotonic time; 0 = eligible."""
         self.on_probation = False
         """Its ejection has run out and no request has succeeded since: one request at a time."""
+
+    def take_over(self, spec: EndpointSpec) -> None:
+        """Be called and labelled as `spec` says; its address is the one this endpoint has."""
+        self.spec = spec
+        self.address = spec.address
+        self.name = spec.name or spec.address
+        self.namespace = spec.namespace
+        self.labels = spec.labels
 
     def __repr__(self) -> str:
         return f"<Endpoint {self.address} slot={self.slot} inflight={self.inflight_requests}>"

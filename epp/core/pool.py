@@ -176,7 +176,7 @@ class Pool:
                 known = self._by_address[address] = Endpoint(spec, self._take_slot())
                 joined.append(known)
             elif known.spec != spec:
-                known.spec, known.labels = spec, spec.labels
+                known.take_over(spec)
                 self._dirty = True
         if not left and not joined and not self._dirty:
             return NO_CHANGE
@@ -229,6 +229,8 @@ class Pool:
                 endpoint.on_probation = False
                 self._dirty = True
             return
+        if endpoint.ejected_until_s > now_s:
+            return  # sent before the ejection: one failing burst counts as one failure to come back
         endpoint.failures += 1
         if endpoint.failures >= FAILURES_MAX or endpoint.on_probation:
             self._eject(endpoint, max(0, endpoint.failures - FAILURES_MAX), now_s)

@@ -73,6 +73,7 @@ class Scheduler:
         self._cached_filters, self._own_filters = filters[:leading], filters[leading:]
         self._cached_scorers = tuple(s for s in profile.scorers if not s.scorer.reads & PER_PICK)
         self._own_scorers = tuple(s for s in profile.scorers if s.scorer.reads & PER_PICK)
+        self._total_max = sum(s.weight for s in profile.scorers)
         self._base = _Base(-1, (), [], ())
 
     def pick(
@@ -100,10 +101,11 @@ class Scheduler:
             base = self._score(candidates, -1)
         totals, terms = base.totals, base.terms
         for weighted in self._own_scorers:
-            scores = _checked(weighted, weighted.scorer(request, candidates), len(candidates))
+            scores = weighted.scorer(request, candidates)
             weight = weighted.weight
             totals = [t + weight * s for t, s in zip(totals, scores, strict=True)]
             terms = (*terms, ScoreTerm(weighted.name, weight, scores))
+        assert self._in_range(totals), _culprit(terms)
         order = self.profile.picker(candidates, totals, self._rng)
         return Pick(
             endpoint=candidates[order[0]],
@@ -123,10 +125,19 @@ class Scheduler:
         totals = [0.0] * len(candidates)
         terms = []
         for weighted in self._cached_scorers if candidates else ():
-            scores = _checked(weighted, weighted.scorer(NO_REQUEST, candidates), len(candidates))
+            scores = weighted.scorer(NO_REQUEST, candidates)
             totals = [t + weighted.weight * s for t, s in zip(totals, scores, strict=True)]
             terms.append(ScoreTerm(weighted.name, weighted.weight, scores))
         return _Base(version, candidates, totals, tuple(terms))
+
+    def _in_range(self, totals: list[float]) -> bool:
+        """Whether every score was 0..1, as far as the totals tell. A score outside is a bug of ours
+        that clamping would hide; looking at the totals alone saves a pass per scorer. `sum` tells
+        of a NaN, which `min` and `max` may miss."""
+        slack = 1e-9
+        return (
+            sum(totals) >= 0.0 and min(totals) >= -slack and max(totals) <= self._total_max + slack
+        )
 
     def _why_none(self, snapshot: Snapshot, eligible: Sequence[Endpoint] | None) -> str:
         if not snapshot.endpoints:
@@ -137,10 +148,6 @@ class Scheduler:
         return f"every endpoint was filtered out by {names} of profile {self.profile.name}"
 
 
-def _checked(weighted: WeightedScorer, scores: list[float], count: int) -> list[float]:
-    # A score outside 0..1 is a bug of ours; clamping it would hide that.
-    assert len(scores) == count, f"{weighted.name}: {len(scores)} scores for {count} endpoints"
-    assert sum(scores) >= 0.0, f"{weighted.name}: a score is not a number"  # min() may miss a NaN
-    assert min(scores) >= 0.0, f"{weighted.name}: score below 0"
-    assert max(scores) <= 1.0, f"{weighted.name}: score above 1"
-    return scores
+def _culprit(terms: Sequence[ScoreTerm]) -> str:
+    wrong = [t.name for t in terms if not all(0.0 <= score <= 1.0 for score in t.scores)]
+    return f"{', '.join(wrong) or 'scorers'}: a score outside 0..1"

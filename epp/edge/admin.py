@@ -12,7 +12,7 @@ from importlib.metadata import version
 from typing import Any
 
 import msgspec
-from aiohttp import web
+from aiohttp import hdrs, web
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.gc_collector import GCCollector
@@ -26,6 +26,8 @@ from epp.edge.metrics import Metrics
 
 ENDPOINTS_MAX = 1_000
 """Endpoints listed by `/debug/state`; the rest is counted."""
+STOP_S = 1.0
+"""Who reads a page slowly does not hold up the end of the process for longer."""
 
 INDEX = """Envoy Endpoint Picker {version}
 
@@ -50,7 +52,7 @@ class AdminServer:
         self._state = state
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
-        self._registry.register(metrics)
+        self._own = metrics
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
         app = web.Application()
@@ -58,7 +60,9 @@ class AdminServer:
         app.router.add_get("/debug/state", self._debug_state)
         app.router.add_get("/healthz", self._healthz)
         app.router.add_get("/", self._index)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False)
+        self._runner = web.AppRunner(
+            app, access_log=None, handle_signals=False, shutdown_timeout=STOP_S
+        )
 
     async def start(self) -> int:
         """Bind and serve; returns the port.
@@ -78,14 +82,20 @@ class AdminServer:
         return int(self._runner.addresses[0][1])
 
     async def stop(self) -> None:
-        """Close the port; requests under way get a second."""
-        async with asyncio.timeout(2.0):
-            await self._runner.cleanup()
+        """Close the port; requests under way get `STOP_S`, then their connections are cut."""
+        await self._runner.cleanup()
 
-    async def _metrics(self, _request: web.Request) -> web.Response:
-        return web.Response(
-            body=generate_latest(self._registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
-        )
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE_LATEST})
+        await response.prepare(request)
+        if request.method == hdrs.METH_HEAD:
+            return response
+        for piece in self._own.text():
+            await response.write(piece.encode(errors="replace"))
+            await asyncio.sleep(0)  # a page may be long: requests pass between its pieces
+        await response.write(generate_latest(self._registry))
+        await response.write_eof()
+        return response
 
     async def _debug_state(self, _request: web.Request) -> web.Response:
         body = msgspec.json.format(msgspec.json.encode(self._state()), indent=2)

@@ -94,6 +94,7 @@ class Port:
         self._handshake_timeout_s = handshake_timeout_s
         self._certificates = certificates
         self.report_fault = report_fault
+        self._told_alpn = False
         self.draining = False
         self.connections: set[_Connection] = set()
         """All that were accepted and not lost, those in their TLS handshake included."""
@@ -124,8 +125,8 @@ class Port:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
                 accepted,
-                ssl=tls and tls.context(),
-                ssl_handshake_timeout=timeout_s if tls else None,
+                ssl=None if tls is None else tls.context(),
+                ssl_handshake_timeout=None if tls is None else timeout_s,
             )
         except OSError:  # ssl.SSLError is one, and so is a timeout
             self.report_fault("tls_handshake")
@@ -151,6 +152,16 @@ class Port:
             _log.error("a stream failed", exc_info=fault.error)
         else:
             _log.debug("peer at fault: %s %s", fault.reason, fault.detail)
+
+    def on_other_protocol(self) -> None:
+        """A TLS client speaks something else; gateways are told how by the first one's log line."""
+        self.report_fault("alpn")
+        if not self._told_alpn:
+            self._told_alpn = True
+            _log.warning(
+                "a TLS client that did not negotiate HTTP/2 was disconnected; if it is the gateway,"
+                " set the ALPN protocol `h2` in its TLS settings for this server"
+            )
 
     def left(self, connection: _Connection) -> None:
         """A connection is gone."""
@@ -223,7 +234,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         secure = transport.get_extra_info("ssl_object")
         if secure is not None and secure.selected_alpn_protocol() != "h2":
-            self._port.report_fault("alpn")
+            self._port.on_other_protocol()
             self._over = True
             self._transport.abort()
             return
@@ -271,9 +282,13 @@ class _Connection(asyncio.Protocol):
 
     def _on_timer(self) -> None:
         self._timer = None
-        if self._h2 is not None and not self._over:
-            self._h2.on_time(self._loop.time())
-            self._settle(self._h2)
+        h2 = self._h2
+        if h2 is not None and not self._over and self._transport is not None:
+            if not self._reading:
+                # A peer that we do not read from shows only by taking our output that it lives.
+                h2.written(self._transport.get_write_buffer_size())
+            h2.on_time(self._loop.time())
+            self._settle(h2)
 
     def _settle(self, h2: ServerConnection) -> None:
         """After anything has happened: write, end, read or not, look again in time."""

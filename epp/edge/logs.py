@@ -65,11 +65,15 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """The same for people: time, level, message, key=value."""
+    """The same for people: time, level, message, key=value. What would begin a new line or move the
+    cursor is escaped, since model names come from clients and error texts from engines."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = "".join(f" {key}={value}" for key, value in fields_of(record).items())
-        text = f"{_time(record)} {record.levelname:<7} {record.getMessage()}{fields}"
+        said = f"{record.getMessage()}{fields}"
+        if not said.isprintable():
+            said = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in said)
+        text = f"{_time(record)} {record.levelname:<7} {said}"
         if record.exc_info:
             text = f"{text}\n{self.formatException(record.exc_info)}"
         return text

@@ -1,8 +1,12 @@
-"""Our metrics: one table says what there is, small counters hold it, prometheus-client writes it.
+"""Our metrics: one table says what there is, small counters hold it, `Metrics.text` writes it.
 
 Counting happens on the request path, so a series is found once (`Family.series`) and then costs an
 addition, a histogram a bisection as well: 0.1 to 0.3 us instead of 1 to 3. Gauges are not kept: a
 function reads them from the state when somebody asks.
+
+Clients choose label values, and a thousand of them make a page of 35 MB. So it is written by hand
+(0.25 us per line, where prometheus-client takes 5) and in pieces of about a millisecond, between
+which its reader lets requests pass.
 """
 
 from __future__ import annotations
@@ -10,16 +14,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
+from itertools import accumulate, islice
 from typing import Any, Generic, TypeVar
 
 import msgspec
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
 
 SECONDS = (
     *(0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30),
@@ -278,13 +276,6 @@ class Histogram:
         self.counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
 
-    def cumulative(self) -> Iterator[tuple[str, float]]:
-        """Pairs of upper bound (text) and observations up to it, `+Inf` last."""
-        total = 0
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            total += count
-            yield ("+Inf" if bound == float("inf") else repr(bound)), float(total)
-
 
 S = TypeVar("S", bound="Counter | Histogram")
 
@@ -305,10 +296,12 @@ class Family(Generic[S]):
             found = self._series[values] = self._make(self.definition.buckets)
         return found
 
-    def remove(self, where: Callable[[tuple[str, ...]], bool]) -> None:
-        """Drop the series whose label values match."""
-        for values in [v for v in self._series if where(v)]:
-            del self._series[values]
+    def __len__(self) -> int:
+        return len(self._series)
+
+    def drop(self, values: tuple[str, ...]) -> None:
+        """Drop the series with these label values, if there is one."""
+        self._series.pop(values, None)
 
     def items(self) -> Iterable[tuple[tuple[str, ...], S]]:
         return self._series.items()
@@ -318,8 +311,8 @@ Reading = tuple[tuple[str, ...], float]
 """Label values and value of one gauge series."""
 
 
-class Metrics(Collector):
-    """Everything we export. Register it with a prometheus-client registry.
+class Metrics:
+    """Everything we export.
 
     Args:
         read_gauges: gauge name -> its series now; called at each scrape of ours.
@@ -345,28 +338,62 @@ class Metrics(Collector):
             family.series()  # so that it is there from the start, at 0
         return family
 
-    def collect(self) -> Iterator[Metric]:
-        """One prometheus-client family per metric."""
+    def text(self) -> Iterator[str]:
+        """Everything in Prometheus' text format 0.0.4, in pieces of at most some `PIECE_LINES`
+        lines. Counting may go on between two pieces."""
         for family in self._families.values():
-            yield _export(family)
-        for name, readings in self._read_gauges().items():
+            definition = family.definition
+            yield _head(definition)
+            readings = iter(tuple(family.items()))
+            write = _histogram_lines if definition.kind is Kind.HISTOGRAM else _counter_line
+            series_max = PIECE_LINES // (len(definition.buckets) + 3)
+            while piece := tuple(islice(readings, series_max)):
+                yield "".join([write(definition, values, series) for values, series in piece])
+        for name, gauge in self._read_gauges().items():
             definition = DEFINITIONS[name]
-            gauge = GaugeMetricFamily(name, definition.help, labels=definition.labels)
-            for values, value in readings:
-                gauge.add_metric(values, value)
-            yield gauge
+            yield _head(definition)
+            lines = [_line(name, _labels(definition, values), value) for values, value in gauge]
+            yield from (
+                "".join(lines[i : i + PIECE_LINES]) for i in range(0, len(lines), PIECE_LINES)
+            )
 
 
-def _export(family: Family[Any]) -> Metric:
-    definition = family.definition
-    if definition.kind is Kind.COUNTER:
-        counter = CounterMetricFamily(
-            definition.name.removesuffix("_total"), definition.help, labels=definition.labels
-        )
-        for values, series in family.items():
-            counter.add_metric(values, series.value)
-        return counter
-    histogram = HistogramMetricFamily(definition.name, definition.help, labels=definition.labels)
-    for values, series in family.items():
-        histogram.add_metric(values, buckets=list(series.cumulative()), sum_value=series.sum)
-    return histogram
+PIECE_LINES = 2_000
+
+
+def _head(definition: Definition) -> str:
+    name, kind = definition.name, definition.kind.value
+    return f"# HELP {name} {definition.help}\n# TYPE {name} {kind}\n"
+
+
+def _line(name: str, labels: str, value: float) -> str:
+    return f"{name}{{{labels}}} {float(value)}\n" if labels else f"{name} {float(value)}\n"
+
+
+def _counter_line(definition: Definition, values: tuple[str, ...], series: Counter) -> str:
+    return _line(definition.name, _labels(definition, values), series.value)
+
+
+def _histogram_lines(definition: Definition, values: tuple[str, ...], series: Histogram) -> str:
+    name, labels = definition.name, _labels(definition, values)
+    head = f'{name}_bucket{{{labels}{"," if labels else ""}le="'
+    totals = list(accumulate(series.counts))
+    lines = [
+        f'{head}{bound}"}} {total}\n' for bound, total in zip(series.bounds, totals, strict=False)
+    ]
+    lines.append(f'{head}+Inf"}} {totals[-1]}\n')
+    lines.append(_line(f"{name}_count", labels, totals[-1]))
+    lines.append(_line(f"{name}_sum", labels, series.sum))
+    return "".join(lines)
+
+
+def _labels(definition: Definition, values: tuple[str, ...]) -> str:
+    return ",".join(
+        [f'{n}="{_escaped(v)}"' for n, v in zip(definition.labels, values, strict=True)]
+    )
+
+
+def _escaped(value: str) -> str:
+    if "\\" in value or '"' in value or "\n" in value:
+        return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+    return value

@@ -2,8 +2,9 @@
 
 It is an `exchange.Watcher`: called after the answer was handed to the transport, so nothing here
 delays a request. Label values that a client chooses (model, fairness id) are capped: after
-`label_values_max` distinct ones, new ones are counted as `other`. Series of an endpoint that has
-left are dropped. Logs carry ids, names, counts and times, never prompt text or header values.
+`label_values_max` distinct ones, new ones are counted as `other`, and a long one is cut. Series of
+an endpoint that has left are dropped. Logs carry ids, names, counts and times, never prompt text or
+header values.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from statistics import fmean, pstdev
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,19 +26,25 @@ from epp.edge.metrics import OUR_PREFIX, PREFIX, Counter, Histogram, Metrics, Re
 
 OTHER = "other"
 PRODUCER = "inflight-load-producer"
+LABEL_CHARS_MAX = 128
+"""Of a label value that a client chooses: it stands on hundreds of lines of the metrics page."""
+ATTEMPTS_PER_LABEL_VALUE = 20
+"""Series of attempts, by model and endpoint, per label value allowed; further models of an endpoint
+are counted as `other`."""
 INDEXER = ("approx-prefix-cache-producer", "approx-prefix-cache-producer")
 
 log = logging.getLogger(__name__)
 
 
 class LabelCap:
-    """Keeps the number of distinct values of one label bounded."""
+    """Keeps the number of distinct values of one label bounded, and their length."""
 
     def __init__(self, values_max: int) -> None:
         self._values_max = values_max
         self._seen: set[str] = set()
 
     def __call__(self, value: str) -> str:
+        value = value[:LABEL_CHARS_MAX]
         if value in self._seen:
             return value
         if len(self._seen) >= self._values_max:
@@ -66,6 +74,13 @@ class RequestSeries(msgspec.Struct):
     running: int = 0
 
 
+class _Attempts(NamedTuple):
+    """Decisions for one endpoint and model."""
+
+    labels: tuple[str, ...]
+    counter: Counter
+
+
 class Telemetry:
     """Implements `exchange.Watcher` and `pool.PoolListener`.
 
@@ -89,6 +104,7 @@ class Telemetry:
         self._pool_name = pool_name
         self._label_values_max = label_values_max
         self._streams_open = streams_open
+        self._attempts_max = ATTEMPTS_PER_LABEL_VALUE * label_values_max
         self._models, self._flows = LabelCap(label_values_max), LabelCap(label_values_max)
         self._requests: dict[tuple[str, str, int], RequestSeries] = {}
         self._running: dict[Exchange, RequestSeries] = {}
@@ -112,6 +128,8 @@ class Telemetry:
         self._total = metrics.counter(f"{PREFIX}request_total")
         self._errors = metrics.counter(f"{PREFIX}request_error_total")
         self._attempts = metrics.counter(f"{PREFIX}scheduler_attempts_total")
+        self._attempts_to: dict[Endpoint, dict[str, _Attempts]] = {}
+        """Endpoint -> model -> its series."""
         self._decision_s = metrics.histogram(f"{PREFIX}scheduler_e2e_duration_seconds").series()
         self._hit_ratio = metrics.histogram(f"{PREFIX}prefix_indexer_hit_ratio").series(*INDEXER)
         self._hit_bytes = metrics.histogram(f"{PREFIX}prefix_indexer_hit_bytes").series(*INDEXER)
@@ -147,20 +165,25 @@ class Telemetry:
             self._ids[request.id] = others + 1
             if others:
                 self._repeated.inc()
-        endpoint = pick.endpoint
-        self._attempts.series(
-            "success",
-            series.labels[1],
-            endpoint.name,
-            endpoint.namespace,
-            str(endpoint.spec.port),
-        ).inc()
+        self._attempts_at(pick.endpoint, series.labels[1]).counter.inc()
         self._picks.series(reason_of(decision).value).inc()
         if request.match.blocks and request.prompt_tokens:
             self._hit_ratio.observe(decision.matched_tokens / request.prompt_tokens)
             self._hit_bytes.observe(decision.matched_tokens * 4)
         if log.isEnabledFor(logging.DEBUG):
             log.debug("picked %s", explain(decision), extra={"fields": _request_fields(exchange)})
+
+    def _attempts_at(self, endpoint: Endpoint, model: str) -> _Attempts:
+        by_model = self._attempts_to.setdefault(endpoint, {})
+        found = by_model.get(model)
+        if found is None and len(self._attempts) >= self._attempts_max:
+            model = OTHER
+            found = by_model.get(model)
+        if found is None:
+            port = str(endpoint.spec.port)
+            values = ("success", model, endpoint.name, endpoint.namespace, port)
+            found = by_model[model] = _Attempts(values, self._attempts.series(*values))
+        return found
 
     def finished(self, exchange: Exchange) -> None:
         """Count an exchange that is over."""
@@ -277,8 +300,8 @@ class Telemetry:
 
     def left(self, endpoint: Endpoint) -> None:
         log.info("endpoint left", extra={"fields": {"endpoint": endpoint.address}})
-        gone = (endpoint.name, endpoint.namespace, str(endpoint.spec.port))
-        self._attempts.remove(lambda values: values[2:] == gone)
+        for attempts in self._attempts_to.pop(endpoint, {}).values():
+            self._attempts.drop(attempts.labels)
 
     def restarted(self, endpoint: Endpoint) -> None:
         log.info("endpoint restarted", extra={"fields": {"endpoint": endpoint.address}})

@@ -439,7 +439,7 @@ async def test_connections_and_their_streams_are_freed_without_the_garbage_colle
             (port_served,) = server._ports
             while port_served.connections:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-            assert len([s for s in alive if not s.closes]) == 0
+            assert len(alive) == 0
         finally:
             gc.enable()
 
@@ -520,7 +520,7 @@ async def test_a_client_that_trusts_the_certificate_talks_and_a_plain_one_does_n
 
 @pytest.mark.parametrize("protocols", [("http/1.1",), ()])
 @on_uvloop
-async def test_a_client_that_does_not_negotiate_h2_is_disconnected(protocols) -> None:
+async def test_a_client_that_does_not_negotiate_h2_is_disconnected(protocols, caplog) -> None:
     faults = Faults()
     context = _trusting_anyone(*protocols)
     if not protocols:
@@ -538,6 +538,8 @@ async def test_a_client_that_does_not_negotiate_h2_is_disconnected(protocols) ->
             await gateway.frames_until_pong()
         gateway.writer.transport.abort()
     assert faults == {"alpn": 1}
+    assert "ALPN protocol `h2`" in caplog.text
+    caplog.clear()
 
 
 @on_uvloop

@@ -82,13 +82,15 @@ def test_other_lines_and_half_a_line_are_passed_over() -> None:
     assert len(read_decisions(log)) == 1
 
 
-def test_examples_are_the_latest_of_each_reason() -> None:
+def test_examples_are_those_with_most_cached_and_of_equals_the_latest() -> None:
     log = [
         line(decision({0: 1, 1: 0}), request_id="old"),
         line(decision({0: 0, 1: 0}), request_id="load"),
         line(decision({0: 1, 1: 0}), request_id="new"),
     ]
     assert [one.request_id for one in examples(read_decisions(log))] == ["new", "load"]
+    log.insert(0, line(decision({0: 2, 1: 0}), request_id="most"))
+    assert [one.request_id for one in examples(read_decisions(log))] == ["most", "load"]
 
 
 # -- flags ---------------------------------------------------------------------------------

@@ -218,6 +218,8 @@ def test_a_count_that_does_not_return_to_zero_breaks_a_promise() -> None:
 def test_what_was_not_done_is_not_promised() -> None:
     judged = judge(picked(), None, engines=ENGINES, roles=Roles(0), inflight_left=0)
     assert [p.text.split(" ")[0] for p in judged] == ["no", "nothing", "nothing"]
+    judged = judge(picked(), robin(), engines=ENGINES, roles=Roles(), inflight_left=0)
+    assert [p.text.split(" ")[0] for p in judged] == ["no", "nothing"]
 
 
 # -- the report ----------------------------------------------------------------------------
@@ -230,9 +232,9 @@ PLAN = Plan(
     ),
 )
 DECIDED = [
-    Decided("a", "10.0.0.1:1", Reason.PREFIX, "picked 10.0.0.1:1 (…); next 10.0.0.2:1 (…)"),
-    Decided("b", "10.0.0.1:1", Reason.PREFIX, "picked the newer one"),
-    Decided("c", "10.0.0.2:1", Reason.LOAD, "picked 10.0.0.2:1 (…)"),
+    Decided("a", "10.0.0.1:1", Reason.PREFIX, 64, "picked 10.0.0.1:1 (…); next 10.0.0.2:1 (…)"),
+    Decided("b", "10.0.0.1:1", Reason.PREFIX, 64, "picked the newer one"),
+    Decided("c", "10.0.0.2:1", Reason.LOAD, 0, "picked 10.0.0.2:1 (…)"),
 ]
 
 
@@ -259,10 +261,11 @@ def test_where_and_why_counts_per_engine_and_over_all() -> None:
 
 
 def test_an_only_candidate_gets_a_column_when_there_was_one() -> None:
-    decided = [Decided("a", "engine-1", Reason.ONLY, "")]
+    decided = [Decided("a", "engine-1", Reason.ONLY, 0, "")]
     lines = report.where_and_why(picked(), decided, {"engine-1": "engine-1"}, PLAIN)
     assert "only" in cells(lines, "engine ")
     assert cells(lines, "all")[5] == "1"
+    assert "address" not in cells(lines, "engine ")
 
 
 def test_phases_are_compared_row_by_row() -> None:
@@ -307,6 +310,14 @@ def test_a_machine_that_did_not_keep_up_is_told(
 ) -> None:
     arms = [robin(), picked(engine_late_s=engine_s, outcomes=[outcome(late_s=client_s)])]
     assert ("did not keep up" in " ".join(report.lateness(arms, PLAIN))) is slow
+
+
+def test_lateness_of_engines_that_are_not_simulated_is_not_told_as_0() -> None:
+    text = " ".join(report.lateness([picked(engine_late_s=None)], PLAIN))
+    assert "engines" not in text
+    assert "engines ran 0.0 s behind" in " ".join(
+        report.lateness([picked(engine_late_s=0.0)], PLAIN)
+    )
 
 
 def test_one_decision_of_each_kind_is_explained_the_latest() -> None:

@@ -3,15 +3,13 @@ import logging
 
 import msgspec
 import pytest
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from epp.core.model import Load
 from epp.core.pool import Members, Scraped
 from epp.edge.admin import debug_state
 from epp.edge.logs import VERBOSE, JsonFormatter, TextFormatter
-from epp.edge.metrics import DEFINITIONS, Kind
+from epp.edge.metrics import DEFINITIONS, PIECE_LINES, Kind
 from epp.edge.telemetry import OTHER, LabelCap, Telemetry
 from tests.unit.exchanges import (
     World,
@@ -55,9 +53,7 @@ class Seen:
         return exchange
 
     def text(self) -> str:
-        registry = CollectorRegistry()
-        registry.register(self.telemetry.metrics)
-        return generate_latest(registry).decode()
+        return "".join(self.telemetry.metrics.text())
 
     def value(self, name: str, **labels: str) -> float | None:
         for family in text_string_to_metric_families(self.text()):
@@ -141,6 +137,56 @@ def test_D05_client_chosen_labels_are_capped() -> None:
     assert len(samples) <= 25
     assert len({s.labels["fairness_id"] for s in samples}) <= 11
     assert seen.value("epp_label_values", label="model_name") == 10
+
+
+def test_D05_a_long_label_value_is_cut() -> None:
+    seen = Seen()
+    seen.run(chat(model="m" * 1000), x_llm_d_inference_fairness_id="f" * 60_000)
+    seen.run(chat(model="m" * 1000), x_llm_d_inference_fairness_id="f" * 60_000)
+    assert max(map(len, seen.text().splitlines())) < 700
+    assert seen.value("llm_d_epp_request_total", model_name="m" * 128, fairness_id="f" * 128) == 2
+
+
+def test_D05_series_by_model_and_endpoint_are_capped_together() -> None:
+    seen = Seen(endpoints=40, label_values_max=4)
+    for n in range(400):
+        seen.run(chat(model=f"model-{n % 4}", text=str(n)))
+    attempts = [line for line in seen.text().splitlines() if "scheduler_attempts_total{" in line]
+    assert len(attempts) <= 20 * 4 + 40
+    assert sum(float(line.rsplit(" ", 1)[1]) for line in attempts) == 400
+
+
+def test_D05_a_page_of_countless_series_is_written_in_small_pieces() -> None:
+    seen = Seen(label_values_max=100)
+    for n in range(100):
+        seen.run(chat(model=f"model-{n}"))
+    pieces = list(seen.telemetry.metrics.text())
+    assert sum(piece.count("\n") for piece in pieces) > 20_000
+    assert max(piece.count("\n") for piece in pieces) <= PIECE_LINES
+    assert seen.value("llm_d_epp_request_duration_seconds_count", model_name="model-99") == 1
+
+
+def test_a_label_value_is_escaped() -> None:
+    seen = Seen()
+    odd = 'a\\b"c\nd,e="f"'
+    seen.run(chat(model=odd))
+    assert seen.value("llm_d_epp_request_total", model_name=odd) == 1
+
+
+def test_the_buckets_of_a_histogram_add_up() -> None:
+    seen = Seen()
+    for value in (0.00005, 0.003, 5.0):
+        seen.telemetry.loop_lag_s.observe(value)
+    buckets = [
+        (s.labels["le"], s.value)
+        for f in text_string_to_metric_families(seen.text())
+        for s in f.samples
+        if s.name == "epp_loop_lag_seconds_bucket"
+    ]
+    assert buckets[0] == ("0.0001", 1)
+    assert dict(buckets)["0.005"] == 2
+    assert buckets[-1] == ("+Inf", 3)
+    assert seen.value("epp_loop_lag_seconds_count") == 3
 
 
 def test_a_cap_keeps_what_it_knows() -> None:

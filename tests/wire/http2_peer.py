@@ -4,6 +4,7 @@ what the server answers. HPACK is the `hpack` package's."""
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from typing import NamedTuple
 
 import hpack
@@ -83,6 +84,11 @@ def headers(stream_id: int, fields=REQUEST, flags: int = END_HEADERS) -> bytes:
 
 def literals(fields) -> bytes:
     """A header block of literals that are not indexed."""
+    return _literals(tuple(fields))
+
+
+@lru_cache(maxsize=64)
+def _literals(fields: tuple[tuple[str, str], ...]) -> bytes:
     encoder = hpack.Encoder()
     return encoder.encode([hpack.NeverIndexedHeaderTuple(*field) for field in fields])
 

@@ -1,5 +1,7 @@
 """Metrics pages, recorded and made up, to loads."""
 
+import contextlib
+import time
 from pathlib import Path
 
 import pytest
@@ -191,6 +193,33 @@ def test_a_hostile_line_is_read_in_linear_time() -> None:
     for rest in ('{a="' + '\\"' * 500_000, "{" + 'a="b",' * 200_000, "{" + "a" * 1_000_000):
         with pytest.raises(ExpositionError):
             read(f"{RUNNING}{rest}\n")
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        " " * 60_000,
+        "\t" * 30_000 + " " * 30_000 + "x x",
+        "{" + "a" * 60_000 + "} 1",
+        "{" + "a_" * 20_000 + "=" + "} 1",
+        "{a" + " " * 60_000 + "} 1",
+        '{a="' + '\\"a="' * 9_000 + "} 1",
+    ],
+)
+def test_F06_no_line_an_engine_can_write_stalls_the_loop(rest: str) -> None:
+    started_s = time.process_time()
+    with contextlib.suppress(ExpositionError):
+        read(f"{RUNNING}{rest}\n")
+    assert time.process_time() - started_s < 0.5, "it takes half a minute if a pattern backtracks"
+
+
+def test_F06_the_text_of_all_samples_is_bounded() -> None:
+    label = RUNNING + '{a="%s",rank="%d"} 1\n'
+    assert read("".join(label % ("x" * 60_000, n) for n in range(17))).running == 17
+    with pytest.raises(ExpositionError, match="too much text"):
+        read("".join(label % ("x" * 60_000, n) for n in range(18)))
+    with pytest.raises(ExpositionError, match="too much text"):
+        read(label % ("x" * 66_000, 1))
 
 
 @pytest.mark.parametrize(
