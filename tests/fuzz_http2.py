@@ -67,40 +67,60 @@ def recorded() -> list[bytes]:
 
 
 def composed(rng: random.Random) -> bytes:
-    """Frames that mostly make sense."""
-    raw, opened = [START], [1]
-    for _ in range(rng.randrange(5, 60)):
-        stream_id = rng.choice(opened[-8:] if rng.random() < 0.95 else range(20))
+    """Frames that nearly always make sense."""
+    raw, last_id, still_open = [START], 1, [1]
+    raw.append(headers(1))
+    for _ in range(rng.randrange(5, 80)):
+        stream_id = rng.choice(still_open) if still_open else last_id
+        if rng.random() < 0.01:
+            stream_id = rng.randrange(2 * last_id)
         content = bytes(rng.choice((0, 1, 10, 500, 5_000, 20_000)))
-        choice = rng.randrange(12)
-        if choice < 4:
-            opened.append(opened[-1] + rng.choice((2, 2, 2, 4)))
-            fields = rng.choice((REQUEST, replaced(path=WATCH), replaced(method="GET")))
-            fields = [*fields, *([("grpc-timeout", "1S")] if rng.random() < 0.1 else [])]
-            raw.append(headers(opened[-1], fields, rng.choice((4, 4, 4, 5))))
-        elif choice < 7:
-            cut = rng.choice((1, 7, 1_000, 16_384)) if len(content) < 2_000 else 16_384
-            raw.append(data(stream_id, message(content), rng.choice((0, 0, 0, 1)), cut))
-        elif choice == 7:
+        ends = 0
+        choice = rng.randrange(100)
+        if choice < 25 or not still_open:
+            last_id += rng.choice((2, 2, 2, 4))
+            ends = rng.random() < 0.1
+            raw.append(headers(last_id, _request(rng), 5 if ends else 4))
+            stream_id = last_id
+            still_open.append(last_id)
+        elif choice < 65:
+            cut = rng.choice((1, 7, 1_000, 16_384)) if len(content) < 1_000 else 16_384
+            ends = rng.random() < 0.1
+            raw.append(data(stream_id, message(content), int(ends), cut))
+        elif choice < 72:
+            ends = True
             raw.append(rst_stream(stream_id))
-        elif choice == 8:
+        elif choice < 82:
             raw.append(window_update(rng.choice((0, stream_id)), rng.choice((1, 1_000, 1 << 20))))
-        elif choice == 9:
+        elif choice < 90:
             raw.append(settings(window=rng.choice((0, 10, 65_535, 1 << 20))))
-        elif choice == 10:
-            raw.append(frame(rng.randrange(12), rng.randrange(256), stream_id, content[:8]))
-        else:
+        elif choice < 95:
+            raw.append(frame(6, rng.randrange(2), 0, bytes(8)))
+        elif choice < 98:
+            ends = True
             raw.append(headers(stream_id, (("x", "y"),), 5))
+        elif choice < 99:
+            raw.append(frame(rng.randrange(10, 256), rng.randrange(256), stream_id, content[:8]))
+        else:
+            raw.append(frame(rng.randrange(12), rng.randrange(256), stream_id, content[:8]))
+        if ends and stream_id in still_open:
+            still_open.remove(stream_id)
     block = literals(REQUEST)
-    raw.append(frame(1, 0, opened[-1] + 2, block[:9]) + frame(9, 4, opened[-1] + 2, block[9:]))
+    raw.append(frame(1, 0, last_id + 2, block[:9]) + frame(9, 4, last_id + 2, block[9:]))
     return b"".join(raw)
+
+
+def _request(rng: random.Random):
+    fields = rng.choice((REQUEST, REQUEST, REQUEST, replaced(path=WATCH), replaced(method="GET")))
+    return [*fields, ("grpc-timeout", "1S")] if rng.random() < 0.1 else fields
 
 
 def broken(rng: random.Random, raw: bytes) -> bytes:
     """A few bytes, pieces or frames of it changed; often none before the first requests."""
     out = bytearray(raw)
-    for _ in range(rng.choice((0, 1, 1, 1, 2, 3, 8))):
-        at = rng.randrange(len(out))
+    low = rng.choice((0, 24, len(out) // 2))
+    for _ in range(rng.choice((0, 0, 0, 1, 1, 1, 2, 3, 8))):
+        at = rng.randrange(min(low, len(out) - 1), len(out))
         size = rng.choice((1, 1, 2, 9, 40, 500))
         choice = rng.randrange(6)
         if choice == 0:
@@ -250,7 +270,7 @@ class Case:
             connection.on_time(self.now_s)
         self._write()
         frames = read_frames(bytes(self.out))
-        assert frames[-1].kind == GOAWAY, "ended without a word"
+        assert any(f.kind == GOAWAY for f in frames), "ended without a word"
 
 
 def main() -> int:

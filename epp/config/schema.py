@@ -189,9 +189,10 @@ class Limits(Section, frozen=True):
     chunk_bytes: Annotated[int, Meta(ge=1024, le=65_000)] = 62_000
     """Longest piece in which a body is sent back to the gateway. Some gateways refuse pieces of
     64 KiB."""
-    label_values_max: Annotated[int, Meta(ge=1, le=100_000)] = 1_000
+    label_values_max: Annotated[int, Meta(ge=1, le=100_000)] = 100
     """Different values of a metric label that comes from requests (model names); later ones are
-    counted as `other`, so that clients cannot fill the memory."""
+    counted as `other`, so that clients cannot fill the memory or make the page long: a model's
+    series are about 300 lines. The reference's bound is 1000."""
     scrape_concurrency_max: Annotated[int, Meta(ge=1, le=10_000)] = 64
     """Scrapes under way at once."""
     scrape_timeout_s: ScrapeTimeout = msgspec.field(

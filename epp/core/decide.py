@@ -21,8 +21,6 @@ from epp.core.schedule import Profile, Scheduler
 
 BLOCK_TOKENS_MIN = 64
 """Floor of the prefix block: smaller blocks cost memory and time and gain no routing."""
-
-
 BLOCK_TOKENS_MAX = 8192
 """A larger block that an engine reports is not believed: one engine sets the size for the whole
 pool, and no prompt has two blocks of such a size. The largest real ones, of engines with linear
@@ -100,8 +98,7 @@ class PrefixKeeper:
 
     def left(self, endpoint: Endpoint) -> None:
         self.index.forget(endpoint.slot)
-        if self._reported.pop(endpoint, None) is not None:
-            self._follow_reports()
+        self._reported.pop(endpoint, None)
 
     def restarted(self, endpoint: Endpoint) -> None:
         self.index.forget(endpoint.slot)
@@ -110,8 +107,8 @@ class PrefixKeeper:
     def scraped(self, endpoint: Endpoint) -> None:
         if not self.params.auto_tune:
             return
-        block_tokens = endpoint.load.kv_block_tokens
-        if block_tokens and self._reported.get(endpoint) != block_tokens:
+        block_tokens = endpoint.load.kv_block_tokens or 0
+        if 0 < block_tokens <= BLOCK_TOKENS_MAX and self._reported.get(endpoint) != block_tokens:
             self._reported[endpoint] = block_tokens
             self._follow_block_size()
         self._resize(endpoint)

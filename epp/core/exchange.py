@@ -262,8 +262,8 @@ class Exchange:
         # Trailers end the body: the last body message had no end of stream.
         if self._request_mode in BUFFERED:
             # No body came. The headers are gone, metadata still reaches the load balancer.
-            self._decide_on_body(b"", now_s)
-            return (TrailersReply(True),)
+            mutation = self._decide_on_body(b"", now_s)
+            return (TrailersReply(True, destination=mutation.destination),)
         return (*self._send_on(now_s, end_of_stream=False), TrailersReply(True))
 
     def _send_on(self, now_s: float, *, end_of_stream: bool) -> list[Reply]:

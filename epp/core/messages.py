@@ -132,6 +132,8 @@ class TrailersReply(Reply, frozen=True):
     """Answers trailers, unchanged."""
 
     request: bool
+    destination: str | None = None
+    """Set as dynamic metadata only, where the headers were answered before the pick was made."""
 
 
 class ImmediateReply(Reply, frozen=True):

@@ -47,11 +47,13 @@ class ParseLimits(msgspec.Struct, frozen=True, kw_only=True):
     """A larger body that msgspec refuses is routed by load, not read again by Python's parser
     (3 ms per MiB of text)."""
     repaired_values_max: int = 100_000
-    """The same for a body with more commas: that parser makes an object of every value, some 25 MB
-    and 40 ms for these."""
+    """The same for a body with more commas and opening brackets: that parser makes an object of
+    every value, some 25 MB and 40 ms for these."""
     values_max: int = 1_000_000
-    """Commas of a body over 1 MiB; with more its prompt is not read. That many small values take
-    up to 240 MB for the moment."""
+    """Commas of a body over 512 KiB; with more its prompt is not read. That many token ids take
+    20 ms."""
+    objects_max: int = 200_000
+    """The same for opening braces; that many empty messages take 20 ms and 50 MB."""
     prompt: PromptLimits = PromptLimits()
     apis: frozenset[Api] = frozenset(Api)
     """APIs whose bodies are read; requests of others are routed by load
@@ -60,7 +62,7 @@ class ParseLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 DEFAULT_LIMITS = ParseLimits()
 
-_COUNTED_BYTES_MIN = 1 << 20
+_COUNTED_BYTES_MIN = 1 << 19
 _MODEL_CHARS_MAX = 1024
 
 
@@ -190,11 +192,15 @@ def _read(data: bytes, limits: ParseLimits) -> Head | None:
 
 
 def _is_repairable(data: bytes, limits: ParseLimits) -> bool:
-    return len(data) <= limits.repaired_bytes_max and data.count(b",") <= limits.repaired_values_max
+    if len(data) > limits.repaired_bytes_max:
+        return False
+    return sum(map(data.count, (b",", b"[", b"{"))) <= limits.repaired_values_max
 
 
 def _read_json(data: bytes, limits: ParseLimits) -> Head:
-    if len(data) <= _COUNTED_BYTES_MIN or data.count(b",") <= limits.values_max:
+    if len(data) <= _COUNTED_BYTES_MIN or (
+        data.count(b",") <= limits.values_max and data.count(b"{") <= limits.objects_max
+    ):
         try:
             return _read_body(data)
         except msgspec.ValidationError:

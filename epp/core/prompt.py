@@ -98,7 +98,8 @@ class PromptLimits(msgspec.Struct, frozen=True, kw_only=True):
     view_bytes_max: int = 131_072 * BYTES_PER_TOKEN
     """All views of one request together (the reference's `maxPrefixTokensToMatch`)."""
     pieces_max: int = 65_536
-    """Pieces of a view, about 4 to a turn or content part; with more it is routed by load."""
+    """Pieces of a view, about 4 to a turn or content part; with more it is routed by load. So is a
+    list of parts with twice as many colons, and one of more prompts."""
 
 
 class Prompt(NamedTuple):
@@ -236,7 +237,7 @@ class _View:
 
     def items(self, items: Raw) -> None:
         """Items of the Responses and Conversations APIs: messages, calls, results, reasoning."""
-        for item in _parts(items):
+        for item in self.parts_of(items):
             role = item.get("role", EMPTY)
             self.pieces += (_TURN, role)
             if role is EMPTY:
@@ -259,7 +260,7 @@ class _View:
         """Text parts inline, as conversations of agents consist of them."""
         pieces = self.pieces
         try:
-            parts = _parts(content)
+            parts = self.parts_of(content)
         except msgspec.ValidationError:  # a list that holds other things than objects
             pieces += (_PART, content)
             return
@@ -271,6 +272,14 @@ class _View:
                 pieces += (_TEXT, text)
             else:
                 self.part(part, depth)
+
+    def parts_of(self, content: Raw) -> list[dict[str, Raw]]:
+        """The objects of a list; each of their keys has a colon behind it."""
+        if len(content) > self.limits.pieces_max and (
+            bytes(content).count(b":") > 2 * self.limits.pieces_max
+        ):
+            raise UnknownShape
+        return _parts(content)
 
     def part(self, part: Mapping[str, Raw], depth: int = 0) -> None:
         """A part that is no text: media by its digest, anything else with all its fields."""
@@ -393,6 +402,11 @@ def _plain(prompt: Raw, limits: PromptLimits) -> Prompt:
     if kind == b'"':
         return _texts([prompt], limits)
     element = bytes(memoryview(prompt)[1:16]).lstrip()[:1] if kind == b"[" else b""
+    if element in (b'"', b"["):
+        # Counted before they are decoded; text has such marks too, but seldom so many.
+        marks_max = 2 * limits.pieces_max
+        if len(prompt) > marks_max and bytes(prompt).count(element) > marks_max:
+            raise UnknownShape
     if element == b'"':
         return _texts(_values(prompt), limits)
     if element == b"[":

@@ -283,7 +283,10 @@ def encode_reply(reply: Reply) -> bytes:
     if isinstance(reply, BodyReply):
         return _encode_mutation(_BODY_REPLY[reply.request], reply.mutation)
     if isinstance(reply, TrailersReply):
-        return _TRAILERS_REPLY[reply.request]
+        trailers = _TRAILERS_REPLY[reply.request]
+        if reply.destination is None:
+            return trailers
+        return trailers + _metadata(destination_entry(reply.destination))
     assert isinstance(reply, ImmediateReply), f"no encoding for {type(reply).__name__}"
     return _encode_immediate(reply)
 
@@ -316,7 +319,11 @@ def _encode_mutation(member: int, mutation: Mutation) -> bytes:
     if mutation.clear_route_cache:
         common += b"\x28\x01"
     reply = delimited(member, delimited(0x0A, common))
-    return reply + delimited(_DYNAMIC_METADATA, lb_metadata(entries)) if entries else reply
+    return reply + _metadata(entries) if entries else reply
+
+
+def _metadata(entries: bytes) -> bytes:
+    return delimited(_DYNAMIC_METADATA, lb_metadata(entries))
 
 
 def _encode_immediate(reply: ImmediateReply) -> bytes:

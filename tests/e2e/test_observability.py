@@ -72,7 +72,8 @@ async def test_N06_every_documented_metric_is_exported(counted: Stack) -> None:
         assert samples, f"{name} has no sample after traffic of every kind"
         for label in definition.labels:
             assert all(f'{label}="' in line for line in samples), (name, label)
-    assert page.count("# TYPE llm_d_epp_request_total ") <= 1
+    types = [line for line in page.splitlines() if line.startswith("# TYPE ")]
+    assert len(types) == len(set(types)), "each family stands there once"
 
 
 async def test_N06_counts_are_those_of_the_traffic(counted: Stack) -> None:

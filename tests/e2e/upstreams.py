@@ -65,8 +65,6 @@ class Plan:
     piece_bytes: int = 7_001
     fed: bool = False
     """The body is what the test feeds, a chunk each; it ends with `end_feed`."""
-    upgrade: bool = False
-    """101, and then every byte back as it came."""
     silent: bool = False
     """Nothing, until the connection goes."""
 
@@ -216,8 +214,6 @@ class Upstreams:
         plan = board.plan
         if plan.silent:
             await reader.readexactly(1)
-        if plan.upgrade:
-            await _upgrade(reader, writer)
         if gone is None:
             _write(writer, plan, received.body if plan.echo else plan.body)
             return
@@ -238,15 +234,6 @@ async def _next(feed: asyncio.Queue[bytes | None], gone: asyncio.Future[bytes]) 
         return piece.result()
     piece.cancel()
     raise ConnectionResetError("the peer went away")
-
-
-async def _upgrade(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"HTTP/1.1 101 Switching Protocols\r\n")
-    writer.write(b"connection: Upgrade\r\nupgrade: websocket\r\n\r\n")
-    while data := await reader.read(1 << 16):
-        writer.write(data)
-        await writer.drain()
-    raise ConnectionResetError("over")
 
 
 async def _read_request(address: str, reader: asyncio.StreamReader) -> Received | None:

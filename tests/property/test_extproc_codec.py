@@ -240,7 +240,7 @@ replies = st.one_of(
         body=st.integers(0, 20_000).map(bytes),
         end_of_stream=st.booleans(),
     ),
-    st.builds(TrailersReply, request=st.booleans()),
+    st.builds(TrailersReply, request=st.booleans(), destination=st.none() | st.text(max_size=10)),
     st.builds(
         ImmediateReply,
         status=st.integers(200, 599),

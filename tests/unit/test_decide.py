@@ -193,3 +193,23 @@ def test_every_pick_says_why() -> None:
     send(light, PROMPT)
     assert reason_of(send(light, PROMPT)) is Reason.SPREAD
     assert reason_of(send(world(1), PROMPT)) is Reason.ONLY
+
+
+def test_an_engine_with_blocks_no_engine_has_does_not_end_prefix_routing() -> None:
+    decider = world(2)
+    odd, _ = decider.pool.endpoints
+    load = Load(at_s=0.0, kv_block_tokens=10**15 - 1, kv_blocks=10**15 - 1)
+    decider.pool.apply(Scraped(odd, load), 0.0)
+    assert decider.prefix.block_tokens == 64
+    send(decider, PROMPT)
+    assert send(decider, PROMPT).matched_tokens > 0
+    assert decider.prefix.index.held <= decider.prefix.params.blocks_max_total
+
+
+def test_G06_two_ports_of_one_host_hold_prefixes_of_their_own() -> None:
+    decider = world(0)
+    ranks = tuple(EndpointSpec(host="10.0.0.1", port=port) for port in (8000, 8001))
+    decider.pool.apply(Members(ranks), 0.0)
+    first = send(decider, PROMPT)
+    (slot,) = decider.prefix.match(request(PROMPT)).by_slot
+    assert slot == first.pick.endpoint.slot

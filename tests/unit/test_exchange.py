@@ -1,3 +1,6 @@
+import socket
+import tracemalloc
+
 import msgspec
 import pytest
 
@@ -483,3 +486,128 @@ def test_a_bug_is_one_500_and_gives_everything_back() -> None:
     assert reply.status == 500
     assert world.idle
     assert exchange.cause is Cause.ERROR
+
+
+def test_A16_a_pick_on_trailers_alone_reaches_the_load_balancer_as_metadata() -> None:
+    world = World(3)
+    exchange = world.exchange()
+    headers = request_headers((BodyMode.BUFFERED, BodyMode.NONE), content_type="text/plain")
+    exchange.receive(headers, 1.0)
+    (reply,) = exchange.receive(RequestTrailers(), 1.0)
+    assert exchange.decision is not None
+    assert reply == TrailersReply(True, destination=exchange.decision.pick.endpoint.address)
+
+
+def test_A26_a_body_that_never_ends_is_nothing_but_a_stream_that_was_left() -> None:
+    world = World()
+    exchange = world.exchange()
+    exchange.receive(request_headers(), 1.0)
+    for _ in range(100):
+        assert exchange.receive(body(b"x" * 1000, end_of_stream=False), 1.0) == ()
+    exchange.close(2.0)
+    assert world.idle
+    assert (exchange.cause, exchange.drop) == (Cause.CLIENT_DISCONNECT, None)
+    assert not exchange._body
+    assert world.watched.finished_exchanges == [exchange]
+
+
+def test_A28_an_open_stream_does_not_keep_its_prompt() -> None:
+    world = World()
+    tracemalloc.start()
+    open_streams = []
+    for n in range(8):
+        exchange = world.exchange()
+        exchange.receive(request_headers(), 1.0)
+        exchange.receive(body(chat(f"{n} " + "hello " * 80_000)), 1.0)
+        exchange.settle()
+        exchange.receive(response_headers(content_type="text/event-stream"), 1.0)
+        open_streams.append(exchange)
+    held_bytes, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held_bytes / len(open_streams) < 250_000, (
+        "of 480 KB; the index's 8 x 1875 names included"
+    )
+    assert all(e.request.prompts == e.request.chains == () for e in open_streams)
+
+
+@pytest.mark.parametrize(
+    "mode", [BodyMode.STREAMED, BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED]
+)
+def test_a_gateway_that_shows_no_response_headers_is_answered_all_the_same(mode) -> None:
+    world = World()
+    exchange = world.exchange()
+    exchange.receive(request_headers((BodyMode.FULL_DUPLEX_STREAMED, mode)), 1.0)
+    exchange.receive(body(chat()), 1.0)
+    assert len(exchange.receive(response_body(b"x"), 1.1)) == 1
+    assert exchange.first_byte_s == 1.1
+    assert len(exchange.receive(response_body(b"y", end_of_stream=True), 1.2)) == 1
+    assert (exchange.cause, exchange.response_bytes) == (Cause.NATURAL, 2)
+    assert world.idle
+
+
+@pytest.mark.parametrize("first", [body(chat()), RequestTrailers()])
+def test_a_gateway_that_shows_no_request_headers_is_told_and_not_left_waiting(first) -> None:
+    (reply,) = World().exchange().receive(first, 1.0)
+    assert reply.status == 500
+    assert b"request_header_mode" in reply.body
+
+
+def test_C12_C13_each_byte_of_an_answer_is_counted_once_and_the_first_is_the_first() -> None:
+    world = World()
+    exchange = world.exchange()
+    exchange.receive(request_headers(), 1.0)
+    exchange.receive(body(chat()), 1.0)
+    exchange.receive(response_headers(content_type="text/event-stream"), 1.5)
+    exchange.receive(response_body(b""), 1.6)
+    assert exchange.first_byte_s is None, "no byte has come yet"
+    for n, piece in enumerate((b"data: {}\n\n", b"data: {}\n\n", b"data: [DONE]\n\n")):
+        exchange.receive(response_body(piece, end_of_stream=n == 2), 2.0 + n)
+    assert (exchange.first_byte_s, exchange.last_byte_s) == (2.0, 4.0)
+    assert exchange.response_bytes == 34
+    assert exchange.usage.events == 2
+
+
+@pytest.mark.parametrize("mode", [BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED])
+def test_C14_each_piece_of_an_answer_goes_on_in_the_call_that_brought_it(mode) -> None:
+    exchange = World().exchange()
+    exchange.receive(request_headers((BodyMode.FULL_DUPLEX_STREAMED, mode)), 1.0)
+    exchange.receive(body(chat()), 1.0)
+    exchange.receive(response_headers(content_type="text/event-stream"), 1.0)
+    for piece in (b"da", b"ta: {", b"}\n", b"\n"):
+        replies = exchange.receive(response_body(piece), 1.0)
+        assert len(replies) == 1
+        assert getattr(replies[0], "body", piece) == piece
+
+
+HOP_BY_HOP = ("connection", "keep-alive", "proxy-connection", "te", "trailer", "transfer-encoding")
+
+
+@pytest.mark.parametrize("name", [*HOP_BY_HOP, "proxy-authenticate", "proxy-authorization"])
+def test_D07_headers_between_two_hops_are_neither_set_nor_removed(name) -> None:
+    exchange = World(verify_served=True).exchange()
+    exchange.receive(request_headers(**{name: "x"}), 1.0)
+    replies = [
+        *exchange.receive(body(chat()), 1.0),
+        *exchange.receive(response_headers(**{name: "x"}), 1.0),
+    ]
+    mutations = [r.mutation for r in replies if isinstance(r, HeadersReply)]
+    assert len(mutations) == 2
+    for mutation in mutations:
+        assert name not in dict(mutation.set_headers)
+        assert name not in mutation.remove_headers
+    assert name not in NOT_FOR_UPSTREAM
+
+
+def test_D09_what_a_request_names_is_never_fetched(monkeypatch) -> None:
+    def refuse(*_args: object, **_kwargs: object) -> None:
+        raise AssertionError("somebody is asked for something")
+
+    for name in ("socket", "create_connection", "getaddrinfo"):
+        monkeypatch.setattr(socket, name, refuse)
+    url = "http://169.254.169.254/latest/meta-data"
+    parts = [{"type": kind, kind: {"url": url}} for kind in ("image_url", "video_url", "audio_url")]
+    exchange = World().exchange()
+    exchange.receive(request_headers(), 1.0)
+    replies = exchange.receive(body(chat(parts)), 1.0)
+    assert exchange.decision is not None
+    assert b"".join(r.body for r in replies[1:]) == chat(parts)

@@ -78,3 +78,10 @@ def test_N03_every_flag_is_honoured_refused_or_said_to_have_no_effect(flag) -> N
 
 def test_a_flag_not_built_may_be_given_its_own_default() -> None:
     parse_flags({"ha-enable-leader-election": "false"})
+
+
+def test_N02_a_size_that_grpc_would_take_for_a_negative_one_is_refused() -> None:
+    assert parse_flags({"grpc-max-recv-msg-size": "2047MiB"}).grpc_max_recv_msg_size == 2047 << 20
+    for text in ("3G", "2GiB", "999999999999G"):
+        with pytest.raises(ConfigError, match="at most 2047MiB"):
+            parse_flags({"grpc-max-recv-msg-size": text})

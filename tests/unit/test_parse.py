@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from typing import Any
 
 import pytest
@@ -282,8 +283,8 @@ def test_a_large_body_that_only_python_could_read_goes_to_the_engine_unread() ->
     request = parse(body, "/v1/completions", limits=limits)
     assert (request.model, request.prompts, request.body_bytes) == ("", (), len(body))
     assert request.api is Api.COMPLETIONS
-    assert parse(body, "/v1/completions", limits=ParseLimits(repaired_values_max=1)).model == ""
-    assert parse(body, "/v1/completions", limits=ParseLimits(repaired_values_max=2)).model == "m"
+    assert parse(body, "/v1/completions", limits=ParseLimits(repaired_values_max=2)).model == ""
+    assert parse(body, "/v1/completions", limits=ParseLimits(repaired_values_max=3)).model == "m"
     with pytest.raises(RequestDropped):
         parse(b"[1]" + b" " * 2000, "/v1/completions", limits=limits)
 
@@ -369,11 +370,43 @@ def test_B14_a_body_that_grows_beyond_the_limit_is_routed_by_load() -> None:
 
 
 def test_B15_a_large_body_of_countless_small_values_keeps_its_model_and_loses_its_prompt() -> None:
-    body = b'{"model":"m","prompt":[' + b'"a",' * 300_000 + b'"a"]}'
+    body = b'{"model":"m","prompt":[' + b"1," * 300_000 + b"1]}"
     request = parse(body, "/v1/completions", limits=ParseLimits(values_max=200_000))
     assert (request.model, request.prompts, request.prompt_tokens) == ("m", (), 0)
     request = parse(body, "/v1/completions", limits=ParseLimits(values_max=300_001))
     assert request.prompt_tokens == 300_001
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "value"),
+    [
+        ("completions", b"prompt", b'"a"'),
+        ("completions", b"prompt", b"[1]"),
+        ("embeddings", b"input", b'"a"'),
+        ("chat/completions", b"messages", b"{}"),
+        ("responses", b"input", b"{}"),
+        ("conversations", b"items", b'{"a":1}'),
+    ],
+)
+def test_B15_a_million_small_values_are_not_decoded_one_by_one(path, key, value) -> None:
+    body = b'{"model":"m","%s":[' % key + (value + b",") * 900_000 + value + b"]}"
+    parse(b'{"model":"m"}', f"/v1/{path}")
+    started_s = time.process_time()
+    request = parse(body, f"/v1/{path}")
+    assert time.process_time() - started_s < 0.075, "the event loop stands still meanwhile"
+    assert (request.model, request.prompts) == ("m", ())
+
+
+def test_B15_one_part_of_countless_keys_is_not_decoded() -> None:
+    keys = b",".join(b'"k%d":1' % n for n in range(200_000))
+    body = b'{"model":"m","messages":[{"role":"user","content":[{%s}]}]}' % keys
+    assert parse(body).prompts == ()
+
+
+def test_B01_brackets_count_as_values_of_a_body_that_only_python_could_read() -> None:
+    lists = b",".join([b"[" * 20 + b"]" * 20] * 90_000)
+    body = b'{"model":"m","x":NaN,"messages":[{}],"y":[%s]}' % lists
+    assert parse(body).model == "", "its parser takes a second for these"
 
 
 def test_B15_many_turns_in_a_small_body_keep_the_model_and_lose_the_prompt() -> None:

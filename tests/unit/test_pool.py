@@ -247,3 +247,23 @@ def test_E19_an_ipv6_endpoint_has_brackets() -> None:
     pool = Pool(stale_after_s=5.0)
     pool.apply(Members((EndpointSpec(host="fd00::10", port=8000),)), 0.0)
     assert addresses(pool, 0.0) == ["[fd00::10]:8000"]
+
+
+def test_K09_requests_that_fail_together_eject_once_and_not_for_each_of_them() -> None:
+    pool = pool_of(1, 2)
+    bad = pool.by_address["10.0.0.1:8000"]
+    for n in range(50):
+        pool.apply(Answered(bad, ok=False), 10.0 + n / 1000)
+    assert addresses(pool, 10.99) == ["10.0.0.2:8000"]
+    assert len(addresses(pool, 11.1)) == 2, "50 that were in flight are no 48 attempts to return"
+    pool.apply(Answered(bad, ok=False), 11.1)
+    assert addresses(pool, 13.0) == ["10.0.0.2:8000"]
+
+
+def test_E18_a_new_name_reaches_the_endpoint_without_losing_it() -> None:
+    pool = pool_of(1)
+    (endpoint,) = pool.endpoints
+    named = EndpointSpec(host="10.0.0.1", port=8000, name="vllm-0", namespace="llm")
+    pool.apply(Members((named,)), 1.0)
+    assert pool.endpoints == (endpoint,)
+    assert (endpoint.name, endpoint.namespace) == ("vllm-0", "llm")

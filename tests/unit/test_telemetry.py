@@ -243,6 +243,16 @@ def test_D06_no_log_line_holds_prompt_text_or_a_header_s_value(caplog) -> None:
         assert secret not in lines
 
 
+def test_D06_a_name_from_outside_cannot_forge_a_line_of_the_log(caplog) -> None:
+    caplog.set_level(1)
+    Seen().run(chat(model="m\n2026-01-01T00:00:00Z INFO forged\x1b[2J\u2028x"))
+    for formatter in (JsonFormatter(), TextFormatter()):
+        for record in caplog.records:
+            line = formatter.format(record)
+            assert len(line.splitlines()) == 1
+            assert line.isprintable()
+
+
 def test_O11_a_decision_is_put_into_words_only_when_it_is_logged(monkeypatch, caplog) -> None:
     calls = []
     monkeypatch.setattr("epp.edge.telemetry.explain", lambda d: calls.append(d) or "why")

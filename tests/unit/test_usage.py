@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -322,3 +323,11 @@ def test_the_search_of_a_long_document_has_an_end() -> None:
         patch.setattr(module, "_strict_envelope", counting)
         assert document(body) == NOTHING
     assert 0 < calls < 10
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_C04_an_engine_cannot_hold_the_loop_with_what_only_python_reads(stream: bool) -> None:
+    body = b'{"usage":{"x":NaN},"y":[' + b",".join([b"[" * 20 + b"]" * 20] * 6_000) + b"]}"
+    started_s = time.process_time()
+    assert read(b"data: " * stream + body + b"\n\n", stream=stream).usage == NOTHING
+    assert time.process_time() - started_s < 0.03

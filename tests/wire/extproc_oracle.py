@@ -200,6 +200,8 @@ def response_of(reply: core.Reply) -> pb.ProcessingResponse:
         mutation.streamed_response.end_of_stream = reply.end_of_stream
     elif isinstance(reply, core.TrailersReply):
         getattr(response, f"{side}_trailers").SetInParent()
+        if reply.destination is not None:
+            response.dynamic_metadata.update({"envoy.lb": {DESTINATION: reply.destination}})
     else:
         immediate = response.immediate_response
         immediate.status.code = reply.status

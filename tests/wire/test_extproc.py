@@ -59,6 +59,7 @@ REPLIES = [
         for end in (True, False)
     ),
     *(TrailersReply(request=side) for side in (True, False)),
+    TrailersReply(request=True, destination="10.0.0.1:8000"),
     ImmediateReply(status=503),
     ImmediateReply(
         status=429,

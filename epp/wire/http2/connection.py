@@ -244,9 +244,9 @@ class ServerConnection:
         self._guard.spend(Reason.SETTINGS_FLOOD, cost)
         values = dict(frames.read_settings(data[start:stop]))  # the last of a repeated one wins
         self._apply(values)
-        self._output.control(frames.SETTINGS_ACK)
 
     def _apply(self, values: Mapping[int, int]) -> None:
+        """Check, acknowledge, then act: what a larger window lets out comes behind the ACK."""
         output = self._output
         _require(values.get(Setting.ENABLE_PUSH, 0) <= 1, "ENABLE_PUSH is neither 0 nor 1")
         frame_bytes = values.get(Setting.MAX_FRAME_SIZE, output.frame_bytes)
@@ -260,6 +260,7 @@ class ServerConnection:
         window_bytes = values.get(Setting.INITIAL_WINDOW_SIZE, output.stream_window_bytes)
         if window_bytes > frames.WINDOW_MAX:
             raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, Reason.FLOW_CONTROL)
+        output.control(frames.SETTINGS_ACK)
         delta_bytes = window_bytes - output.stream_window_bytes
         if delta_bytes:
             output.stream_window_bytes = window_bytes
