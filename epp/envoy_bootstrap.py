@@ -33,6 +33,7 @@ from envoy_data_plane.envoy.extensions.load_balancing_policies.round_robin impor
 from envoy_data_plane.envoy.extensions.resource_monitors.downstream_connections import (
     v3 as connections_v3,
 )
+from envoy_data_plane.envoy.extensions.retry.host.previous_hosts import v3 as previous_hosts_v3
 from envoy_data_plane.envoy.extensions.transport_sockets.tls import v3 as tls_v3
 from envoy_data_plane.envoy.extensions.upstreams.http import v3 as upstream_v3
 from envoy_data_plane.envoy.type import v3 as type_v3
@@ -56,7 +57,8 @@ CONNECTION_BUFFER_BYTES = 32_768
 REQUESTS_MAX = 100_000
 """Each request holds a stream to the EPP for its whole life; Envoy's default of 1024 is far too low
 for streamed answers. Also the most connections of clients."""
-RETRY_ON = "connect-failure,refused-stream,reset-before-request"
+RETRY_ON = "connect-failure,refused-stream,reset"
+"""An engine that dies before it answers has done nothing that another could not do again."""
 HEALTH_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 # What the EPP reads itself stays until it has read it; it removes these from what goes upstream.
@@ -183,7 +185,17 @@ def _to_pool(retry_policy: route_v3.RetryPolicy | None) -> route_v3.RouteAction:
 
 
 def _retry_policy(options: EnvoyOptions) -> route_v3.RetryPolicy:
-    return route_v3.RetryPolicy(retry_on=RETRY_ON, num_retries=options.retries)
+    # Past the end of our list retries go round robin, which would come back to the dead endpoint.
+    elsewhere = route_v3.RetryPolicyRetryHostPredicate(
+        name="envoy.retry_host_predicates.previous_hosts",
+        typed_config=_pack(previous_hosts_v3.PreviousHostsPredicate()),
+    )
+    return route_v3.RetryPolicy(
+        retry_on=RETRY_ON,
+        num_retries=options.retries,
+        retry_host_predicate=[elsewhere],
+        host_selection_retry_max_attempts=5,
+    )
 
 
 # -- filters -------------------------------------------------------------------------------

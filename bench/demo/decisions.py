@@ -4,21 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from enum import StrEnum
 
 import msgspec
 
+from epp.core.explain import Reason
+
 PICKED = re.compile(r"picked (?P<address>\S+) \((?P<held>\d+) of \d+ tokens cached,")
-NEXT = re.compile(r"; next \S+ \((?P<held>\d+) of \d+ tokens cached,")
-
-
-class Reason(StrEnum):
-    """What decided, as in `epp_picks_total`."""
-
-    PREFIX = "prefix"
-    LOAD = "load"
-    SPREAD = "spread"
-    ONLY = "only"
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -35,8 +26,8 @@ class Decided(msgspec.Struct, frozen=True):
 
 class _Line(msgspec.Struct):
     message: str
+    reason: Reason
     request_id: str = ""
-    reason: Reason | None = None
 
 
 def read_decisions(log: Iterable[str]) -> list[Decided]:
@@ -47,25 +38,14 @@ def read_decisions(log: Iterable[str]) -> list[Decided]:
             continue
         try:
             line = msgspec.json.decode(text, type=_Line)
-        except msgspec.DecodeError:
+        except msgspec.MsgspecError:
             continue  # the last line of a log that is being written
         picked = PICKED.match(line.message)
         if picked is not None:
             held = int(picked["held"])
-            reason = line.reason or _reason(held, NEXT.search(line.message))
-            made = Decided(line.request_id, picked["address"], reason, held, line.message)
+            made = Decided(line.request_id, picked["address"], line.reason, held, line.message)
             decided.append(made)
     return decided
-
-
-def _reason(held: int, following: re.Match[str] | None) -> Reason:
-    """For a line that does not say. It names the picked endpoint and the second best, so a `spread`
-    away from a third cannot be told."""
-    if following is None:
-        return Reason.ONLY
-    if int(following["held"]) > held:
-        return Reason.SPREAD
-    return Reason.PREFIX if held else Reason.LOAD
 
 
 def examples(decided: Iterable[Decided]) -> list[Decided]:

@@ -7,10 +7,11 @@ import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from bench.demo.decisions import Decided, Reason, examples
+from bench.demo.decisions import Decided, examples
 from bench.demo.figures import Arm, Figures, by_engine, figures
 from bench.demo.promises import Promise
 from bench.demo.workload import Kind, Plan
+from epp.core.explain import Reason
 
 WIDTH = 100
 REASONS = {

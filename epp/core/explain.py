@@ -14,14 +14,14 @@ from epp.core.model import Endpoint
 class Reason(StrEnum):
     """The one-word reason of a pick."""
 
-    ONLY = "only"
-    """There was no other candidate."""
     PREFIX = "prefix"
     """It held the longest part of the prompt, and no other held as much for less load."""
-    SPREAD = "spread"
-    """Others held more of the prompt; load outweighed it."""
     LOAD = "load"
     """No candidate held any of the prompt: load decided."""
+    SPREAD = "spread"
+    """Others held more of the prompt; load outweighed it."""
+    ONLY = "only"
+    """There was no other candidate."""
 
 
 def reason_of(decision: Decision) -> Reason:
@@ -58,10 +58,12 @@ def _describe(endpoint: Endpoint, decision: Decision) -> str:
     match = request.match
     held = min(request.prompt_tokens, match.by_slot.get(endpoint.slot, 0) * match.block_tokens)
     load = endpoint.load
+    # The charge is already taken: this request itself does not count.
+    before = endpoint.inflight_requests - (endpoint is decision.charge.endpoint)
     waiting = "unknown" if load.waiting is None else load.waiting
     return (
         f"{endpoint.address} ({held} of {request.prompt_tokens} tokens cached, "
-        f"{endpoint.inflight_requests} in flight, {waiting} waiting)"
+        f"{before} in flight, {waiting} waiting)"
     )
 
 

@@ -171,7 +171,8 @@ class Telemetry:
             self._hit_ratio.observe(decision.matched_tokens / request.prompt_tokens)
             self._hit_bytes.observe(decision.matched_tokens * 4)
         if log.isEnabledFor(logging.DEBUG):
-            log.debug("picked %s", explain(decision), extra={"fields": _request_fields(exchange)})
+            fields = {**_request_fields(exchange), "reason": reason_of(decision).value}
+            log.debug("picked %s", explain(decision), extra={"fields": fields})
 
     def _attempts_at(self, endpoint: Endpoint, model: str) -> _Attempts:
         by_model = self._attempts_to.setdefault(endpoint, {})

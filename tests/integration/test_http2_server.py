@@ -22,7 +22,7 @@ from h2.connection import H2Connection
 from h2.events import DataReceived, StreamEnded, TrailersReceived
 
 from epp.core.streams import Transport
-from epp.edge import accept
+from epp.edge import accept, http2_port
 from epp.edge.health import CHECK_PATH, WATCH_PATH, Health
 from epp.edge.http2 import Http2Server, Limits
 from epp.edge.tls import CertificateError, KeyPair, SelfSigned, self_signed, ssl_context
@@ -160,6 +160,32 @@ async def test_what_is_no_http2_is_told_so_or_dropped_and_counted() -> None:
         gateway.open(1, b"others are served")
         assert await gateway.answer(1) == b"others are served"
         await gateway.close()
+
+
+@on_uvloop
+async def test_a_peer_at_fault_is_told_even_while_it_goes_on_sending() -> None:
+    async with serving(FAST, Recorders()) as (_, port), asyncio.timeout(10):
+        gateway = await Gateway.connect(port)
+        await gateway.frames_until_pong()
+        gateway.write(frame(DATA, 0, 0, b"data on no stream"), bytes(3_000_000))
+        told = await gateway.until(GOAWAY)
+        assert int.from_bytes(told.payload[4:8]) == 1  # PROTOCOL_ERROR
+        await gateway.closed_by_peer()
+        await gateway.close()
+
+
+@on_uvloop
+async def test_a_peer_that_does_not_close_when_it_is_over_is_dropped(monkeypatch) -> None:
+    monkeypatch.setattr(http2_port, "LINGER_S", 0.1)
+    async with serving(FAST, Recorders()) as (server, port), asyncio.timeout(10):
+        gateway = await Gateway.connect(port)
+        await gateway.frames_until_pong()
+        gateway.write(frame(DATA, 0, 0, b"data on no stream"))
+        await gateway.closed_by_peer()
+        (served,) = server._ports
+        while served.connections:  # noqa: ASYNC110 - until the timer has fired
+            await asyncio.sleep(0)
+        gateway.writer.transport.abort()
 
 
 # -- a connection that says nothing --------------------------------------------------------
@@ -661,6 +687,20 @@ async def test_M04_a_stream_under_way_when_the_drain_begins_is_served_and_a_late
         async with asyncio.timeout(5):
             await drain
     assert [stream.received[0] for stream in streams.made] == [b"open", b"under way"]
+
+
+@on_uvloop
+async def test_M05_a_gateway_is_told_when_the_grace_is_over() -> None:
+    async with serving(FAST, Recorders()) as (server, port), asyncio.timeout(10):
+        gateway = await Gateway.connect(port)
+        gateway.open(1, b"a")
+        assert await gateway.answer(1) == b"a"
+        drain = asyncio.create_task(server.drain(0))
+        told = await gateway.until(GOAWAY)
+        assert told.payload == (1).to_bytes(4) + bytes(4)  # its last stream, NO_ERROR
+        await gateway.closed_by_peer()
+        await gateway.close()
+        await drain
 
 
 @on_uvloop

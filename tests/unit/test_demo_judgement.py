@@ -9,11 +9,12 @@ import pytest
 
 from bench.demo import promises, report
 from bench.demo.client import Fate, Outcome, read_stream
-from bench.demo.decisions import Decided, Reason
+from bench.demo.decisions import Decided
 from bench.demo.figures import Arm, Kill, by_engine, errors_of, figures, percentile, return_s
 from bench.demo.promises import Promise, Roles, judge
 from bench.demo.report import Paint
 from bench.demo.workload import Kind, Phase, Plan, Planned
+from epp.core.explain import Reason
 
 ENGINES = ("engine-1", "engine-2", "engine-3")
 ROLES = Roles(0, overload_phase=1, overloaded_engine="engine-2", outage=True)

@@ -398,9 +398,11 @@ def test_B15_a_million_small_values_are_not_decoded_one_by_one(path, key, value)
 
 
 def test_B15_one_part_of_countless_keys_is_not_decoded() -> None:
-    keys = b",".join(b'"k%d":1' % n for n in range(200_000))
+    keys = b",".join(b'"k%d":1' % n for n in range(400_000))
     body = b'{"model":"m","messages":[{"role":"user","content":[{%s}]}]}' % keys
+    started_s = time.process_time()
     assert parse(body).prompts == ()
+    assert time.process_time() - started_s < 0.05
 
 
 def test_B01_brackets_count_as_values_of_a_body_that_only_python_could_read() -> None:

@@ -376,7 +376,7 @@ class Call:
             self._send_frame(size)
         if not self.queued_bytes and self._trailers is not None:
             self._send_trailers()
-        elif not self.finished:
+        else:
             self._host.refill(self)
 
     def _send_frame(self, size: int) -> None:

@@ -303,7 +303,7 @@ class Streams:
         limits = self.limits
         if (
             call.credit_bytes < self._stream_credit_bytes_low
-            and not call.remote_closed
+            and not call.finished
             and call.queued_bytes <= limits.outbox_bytes_high
         ):
             increment = limits.stream_window_bytes - call.credit_bytes
