@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from epp.core.streams import Transport
 from epp.edge import accept, http2_port
 from epp.edge.health import CHECK_PATH, WATCH_PATH, Health
 from epp.edge.http2 import Http2Server, Limits
-from epp.edge.tls import CertificateError, KeyPair, SelfSigned, self_signed, ssl_context
+from epp.edge.tls import CertificateError, KeyPair, SelfSigned, self_signed
 from tests.integration.transports import (
     DATA,
     END_HEADERS,
@@ -569,16 +570,20 @@ async def test_a_client_that_does_not_negotiate_h2_is_disconnected(protocols, ca
 
 
 @on_uvloop
-async def test_tls_before_1_2_is_refused() -> None:
-    assert ssl_context(self_signed()).minimum_version is ssl.TLSVersion.TLSv1_2
-    context = _trusting_anyone()
-    context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
+async def test_tls_1_2_is_served_and_anything_older_refused() -> None:
+    context, older = _trusting_anyone(), _trusting_anyone()
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    older.set_ciphers("ALL:@SECLEVEL=0")
+    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+        older.minimum_version = older.maximum_version = ssl.TLSVersion.TLSv1_1
     async with serving(FAST, Recorders(), tls=SelfSigned()) as (_, port), asyncio.timeout(10):
         gateway = await Gateway.connect(port, ssl=context, server_hostname="epp")
         assert gateway.writer.get_extra_info("ssl_object").version() == "TLSv1.2"
         gateway.open(1, b"a")
         assert await gateway.answer(1) == b"a"
         await gateway.close()
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await Gateway.connect(port, ssl=older, server_hostname="epp")
 
 
 @on_uvloop

@@ -17,7 +17,7 @@ from bench.demo.scene import Scene, set_scene
 from bench.demo.workload import Phase, Shape
 from epp.core.decide import Decision
 from epp.core.explain import Reason, explain, reason_of
-from epp.core.inflight import Charge
+from epp.core.inflight import Inflight
 from epp.core.model import Endpoint, EndpointSpec, Pick, PrefixMatch, Request, ScoreTerm
 from epp.envoy_config import EnvoyOptions, render
 
@@ -40,8 +40,7 @@ def decision(held: dict[int, int]) -> Decision:
         terms=(term,),
         profile="default",
     )
-    charge = Charge.__new__(Charge)
-    return Decision(request, pick, charge, 0)
+    return Decision(request, pick, Inflight().charge(endpoints[0], tokens=0, cold=False), 0)
 
 
 def line(made: Decision, **fields: Any) -> str:

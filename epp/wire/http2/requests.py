@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Container, Mapping
+from functools import lru_cache
 
 import msgspec
 
@@ -25,6 +26,10 @@ from epp.wire.http2.replies import Status
 
 _REMEMBERED_BLOCKS_MAX = 128
 _REMEMBERED_BLOCK_BYTES_MAX = 512
+
+_SHORT_VALUE_BYTES = 64
+"""Fields with such values repeat over streams and connections; that they are well-formed is
+remembered."""
 
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
 _NEEDED = frozenset({b":method", b":scheme", b":path"})
@@ -109,9 +114,8 @@ class RequestReader:
             self._heads.clear()
         try:
             for name, value in fields or ():
-                if name[:1] == b":":
+                if _check_field(name, value):
                     raise _Malformed("a pseudo-header in trailers")
-                _check_field(name, value)
         except _Malformed as error:
             return str(error)
         return ""
@@ -168,16 +172,14 @@ def _check_request(fields: list[Field]) -> dict[bytes, bytes]:
     headers: dict[bytes, bytes] = {}
     regular = False
     for name, value in fields:
-        if name[:1] == b":":
-            if name not in _PSEUDO or name in headers or regular:
-                raise _Malformed("a pseudo-header that is unknown, repeated or out of place")
+        check = _check_short_field if len(value) <= _SHORT_VALUE_BYTES else _check_field
+        if check(name, value):
+            if name in headers or regular:
+                raise _Malformed("a pseudo-header that is repeated or behind a field")
         else:
             regular = True
-            _check_field(name, value)
             if name in _SINGLE and headers.get(name, value) != value:
                 raise _Malformed("two values of a field that has one")
-        if not _VALUE.fullmatch(value):
-            raise _Malformed("a field value with a forbidden character")
         headers[name] = value
     _check_pseudo(headers)
     return headers
@@ -193,15 +195,24 @@ def _check_pseudo(headers: dict[bytes, bytes]) -> None:
         raise _Malformed("a path that is none")
 
 
-def _check_field(name: bytes, value: bytes) -> None:
-    if not _NAME.fullmatch(name):
-        raise _Malformed("a field name with a forbidden character")
+def _check_field(name: bytes, value: bytes) -> bool:
+    """Check what can be said of one field alone. True: it is a pseudo-header. Raises: _Malformed."""
     if not _VALUE.fullmatch(value):
         raise _Malformed("a field value with a forbidden character")
+    if name[:1] == b":":
+        if name not in _PSEUDO:
+            raise _Malformed("an unknown pseudo-header")
+        return True
+    if not _NAME.fullmatch(name):
+        raise _Malformed("a field name with a forbidden character")
     if name in _OF_A_CONNECTION:
         raise _Malformed("a field of HTTP/1.1 connections")
     if name == b"te" and value.lower() != b"trailers":
         raise _Malformed("te is not trailers")
+    return False
+
+
+_check_short_field = lru_cache(maxsize=512)(_check_field)
 
 
 def _content_bytes(headers: dict[bytes, bytes]) -> int | None:
