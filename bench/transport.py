@@ -52,8 +52,9 @@ ARMS = (BASELINE, FAST, GRPCIO, FAST_TLS, GRPCIO_TLS)
 CHUNKS = (0, 4, 32)
 TLS_CHUNKS = 4
 WARM_UP_S = 0.3
-OPEN_CONNECTIONS = 4
-"""Over which the open streams are spread: Envoy opens one per worker, of 1024 streams at most."""
+OPEN_WAVE = 250
+"""Streams opened at once, on a connection of their own: gRPC's own server refuses some of those
+that come in a burst of more than a thousand."""
 OPEN_WARM_UP_STREAMS = 300
 PROBES = 300
 """Requests, one after the other, whose latency is that of a new request."""
@@ -137,14 +138,14 @@ class Report(msgspec.Struct):
 
     machine: dict[str, Any]
     settings: dict[str, Any]
-    echo: list[Direct]
-    direct: list[Direct]
-    envoy: list[serve.Row]
-    chunks: list[serve.ChunkRow]
-    open: list[OpenStreams]
-    resets: list[Resets]
-    promises: list[Promise]
-    errors: dict[str, int]
+    echo: list[Direct] = []
+    direct: list[Direct] = []
+    envoy: list[serve.Row] = []
+    chunks: list[serve.ChunkRow] = []
+    open: list[OpenStreams] = []
+    resets: list[Resets] = []
+    promises: list[Promise] = []
+    errors: dict[str, int] = {}
 
 
 # -- measuring -----------------------------------------------------------------------------
@@ -252,16 +253,15 @@ def open_streams(driven: Driven, epp: Epp, arm: Arm, streams: int) -> OpenStream
     probe = msgspec.structs.replace(base, streams=PROBES, concurrency=1, chunks=1)
     before = driven.run(arm, probe)
     before_kib = memory_kib(epp.pid)
-    held = msgspec.structs.replace(
-        base, streams=streams, concurrency=streams, connections=OPEN_CONNECTIONS, keep=True
-    )
-    result = driven.run(arm, held)
-    per_stream_kib = (memory_kib(epp.pid) - before_kib) / max(1, result.streams)
+    held = msgspec.structs.replace(base, streams=OPEN_WAVE, concurrency=OPEN_WAVE, keep=True)
+    waves = [driven.run(arm, held) for _ in range(-(-streams // OPEN_WAVE))]
+    opened = sum(wave.streams for wave in waves)
+    per_stream_kib = (memory_kib(epp.pid) - before_kib) / max(1, opened)
     during = driven.run(arm, probe)
     driven.run(arm, msgspec.structs.replace(probe, drop_kept=True))
     return OpenStreams(
         arm=arm.name,
-        streams=result.streams,
+        streams=opened,
         memory_kib=per_stream_kib,
         probe_p50_us=during.p50_us,
         probe_before_p50_us=before.p50_us,
@@ -414,14 +414,6 @@ def _measure(site: Site, driven: Driven, folder: Path, args: argparse.Namespace)
     report = Report(
         machine=machine(envoy=version.split("/")[1]),
         settings={name: value for name, value in vars(args).items() if name != "json"},
-        echo=[],
-        direct=[],
-        envoy=[],
-        chunks=[],
-        open=[],
-        resets=[],
-        promises=[],
-        errors={},
     )
     if "echo" in args.parts:
         report.echo = _measure_echo(driven, folder, args)

@@ -249,6 +249,7 @@ class Case:
         calls = streams.calls.values()
         assert streams.partial_bytes == sum(sum(map(len, call._pieces or ())) for call in calls)
         assert output.queued_bytes == sum(call.queued_bytes for call in calls)
+        assert output.bytes == sum(map(len, output.buffers))
         assert streams.partial_bytes <= LIMITS.partial_bytes_max
         assert output.queued_bytes <= LIMITS.outboxes_bytes_max
         assert output.bytes + output.unsent_bytes <= LIMITS.output_bytes_max

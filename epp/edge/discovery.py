@@ -3,8 +3,9 @@
 Both tell the pool the complete membership, `Members`, each time it differs from what they said
 last. Both resolve host names: a gateway takes the pick as a destination and needs `ip:port` there
 (Envoy's `override_host` knows no names), so a name stands for all its A and AAAA records, each an
-endpoint of its own named `name/ip`. Names are looked up off the event loop, at the start and then
-every 30 s; a name that cannot be looked up keeps the addresses it had, at the start none.
+endpoint of its own named `name/ip`. Names are looked up on threads of their own, enough that some
+names without an answer keep no others waiting, at the start and then every 30 s; a name that cannot
+be looked up keeps the addresses it had, at the start none.
 
 A watched file is looked at once a second (`stat`, following symbolic links, so that the swap of a
 ConfigMap's `..data` link is seen like any other change; file events would miss it). What has
@@ -16,10 +17,12 @@ is complained about once.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
 import stat
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
@@ -34,6 +37,8 @@ from epp.core.pool import Members
 
 RESOLVE_INTERVAL_S = 30.0
 RESOLVE_TIMEOUT_S = 5.0
+RESOLVERS_MAX = 64
+"""Names looked up at once; a look-up that got no answer in time may go on for a while."""
 WATCH_INTERVAL_S = 1.0
 FILE_BYTES_MAX = 2**20
 
@@ -75,6 +80,7 @@ class _Publisher:
         self._known: dict[str, tuple[str, ...]] = {}
         """Host name -> addresses of the last look-up that worked."""
         self._failing: set[str] = set()
+        self._resolvers = asyncio.Semaphore(RESOLVERS_MAX)
 
     async def publish(self, specs: tuple[EndpointSpec, ...]) -> None:
         names = dict.fromkeys(spec.host for spec in specs if not _is_ip(spec.host))
@@ -87,10 +93,9 @@ class _Publisher:
             self._apply(Members(resolved))
 
     async def _look_up(self, name: str) -> None:
-        loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(RESOLVE_TIMEOUT_S):
-                found = await loop.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+                found = await _addresses_of(name, self._resolvers)
         except (OSError, UnicodeError) as exception:
             if name not in self._failing:
                 detail = str(exception) or "no answer in time"
@@ -100,7 +105,7 @@ class _Publisher:
         if name in self._failing:
             log.info("Host %s can be looked up again", name)
             self._failing.discard(name)
-        self._known[name] = tuple(sorted({str(address[0]) for *_, address in found}))
+        self._known[name] = found
 
     def _resolved(self, specs: Iterable[EndpointSpec]) -> Iterable[EndpointSpec]:
         """Each address once: two names may mean one host."""
@@ -299,6 +304,42 @@ def _signature(path: Path) -> Signature | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_size
+
+
+async def _addresses_of(name: str, resolvers: asyncio.Semaphore) -> tuple[str, ...]:
+    """All addresses of a name, in a fixed order.
+
+    Not the loop's own `getaddrinfo`: uvloop's asks for two names at a time, and a look-up that
+    hangs on an executor's thread would hold up the end of the process.
+
+    Raises: OSError, UnicodeError when there is no answer.
+    """
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[tuple[str, ...]] = loop.create_future()
+
+    def tell(addresses: tuple[str, ...], error: Exception | None) -> None:
+        resolvers.release()
+        if answer.done():
+            return  # nobody waits any more
+        if error is None:
+            answer.set_result(addresses)
+        else:
+            answer.set_exception(error)
+
+    def ask() -> None:
+        addresses: tuple[str, ...] = ()
+        error: Exception | None = None
+        try:
+            found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+            addresses = tuple(sorted({str(address[0]) for *_, address in found}))
+        except (OSError, UnicodeError) as exception:
+            error = exception
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(tell, addresses, error)
+
+    await resolvers.acquire()
+    threading.Thread(target=ask, name=f"resolve {name}", daemon=True).start()
+    return await answer
 
 
 def _is_ip(host: str) -> bool:

@@ -303,8 +303,11 @@ class Family(Generic[S]):
         """Drop the series with these label values, if there is one."""
         self._series.pop(values, None)
 
-    def items(self) -> Iterable[tuple[tuple[str, ...], S]]:
-        return self._series.items()
+    def items(self) -> Iterator[tuple[tuple[str, ...], S]]:
+        """Label values and series; some may come and go meanwhile."""
+        for values in tuple(self._series):
+            if (found := self._series.get(values)) is not None:
+                yield values, found
 
 
 Reading = tuple[tuple[str, ...], float]
@@ -344,7 +347,7 @@ class Metrics:
         for family in self._families.values():
             definition = family.definition
             yield _head(definition)
-            readings = iter(tuple(family.items()))
+            readings = family.items()
             write = _histogram_lines if definition.kind is Kind.HISTOGRAM else _counter_line
             series_max = PIECE_LINES // (len(definition.buckets) + 3)
             while piece := tuple(islice(readings, series_max)):

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import socket
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from epp.core.errors import ConfigError
 from epp.core.model import EndpointSpec
 from epp.core.pool import Members, Pool
+from epp.edge import discovery
 from epp.edge.discovery import (
     FILE_BYTES_MAX,
     FileDiscovery,
@@ -155,9 +157,9 @@ class Names:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **answers: list[str] | None) -> None:
         self.answers = answers
         self.asked = 0
-        monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", self.getaddrinfo)
+        monkeypatch.setattr(socket, "getaddrinfo", self.getaddrinfo)
 
-    async def getaddrinfo(self, host: str, port: object, **_: object) -> list[tuple[Any, ...]]:
+    def getaddrinfo(self, host: str, port: object, **_: object) -> list[tuple[Any, ...]]:
         self.asked += 1
         answer = self.answers[host]
         if answer is None:
@@ -201,6 +203,31 @@ async def test_a_name_unknown_at_the_start_joins_once_it_is_known(
         names.answers["a"] = ["10.0.0.1"]
         await seen.until(lambda: len(seen.members) == 2)
     assert seen.addresses == [["10.0.0.9:1"], ["10.0.0.1:1", "10.0.0.9:1"]]
+
+
+async def test_F09_names_without_an_answer_keep_no_other_name_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    told: asyncio.Queue[Members] = asyncio.Queue()
+    forever = threading.Event()
+
+    def getaddrinfo(host: str, port: object, **_: object) -> list[tuple[Any, ...]]:
+        if host != "good":
+            forever.wait(30)
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return [(0, 0, 0, "", ("10.0.0.1", 0))]
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(discovery, "RESOLVE_TIMEOUT_S", 0.5)
+    names = [f"dead-{n}:80" for n in range(40)]
+    static = StaticDiscovery(parse_endpoints(",".join([*names, "good:80"])), told.put_nowait)
+    running = asyncio.create_task(static.run())
+    try:
+        async with asyncio.timeout(10):
+            assert [s.address for s in (await told.get()).specs] == ["10.0.0.1:80"]
+    finally:
+        forever.set()
+        running.cancel()
 
 
 async def test_two_names_of_one_host_are_one_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:

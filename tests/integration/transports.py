@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import ssl
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
@@ -261,6 +262,14 @@ class Gateway:
     async def close(self) -> None:
         self.writer.close()
         await self.writer.wait_closed()
+
+
+def trusting_anyone(*protocols: str) -> ssl.SSLContext:
+    """A client's TLS that checks no certificate and offers `protocols`, HTTP/2 by default."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_alpn_protocols(list(protocols or ("h2",)))
+    return context
 
 
 def resident_kib() -> int:

@@ -23,6 +23,7 @@ from tests.wire.http2_peer import (
     REQUEST,
     SETTINGS,
     SETTINGS_ACK,
+    START,
     Site,
     data,
     frame,
@@ -219,20 +220,24 @@ def test_pings_at_a_sane_rate_are_never_punished() -> None:
     assert not site.faults
 
 
-def test_a_client_that_updates_both_windows_for_every_frame_is_no_attack() -> None:
-    content = bytes(16_379)
-    site = Site(lambda stream, _: stream.transport.send([content] * 2_000))
-    site.receive(headers(1))
-    frames = site.receive(data(1, message(b"x")))
+@pytest.mark.parametrize("size", [1_000, 16_379, 62_000, 200_000])
+@pytest.mark.parametrize("window", [65_535, 1 << 20])
+def test_a_client_that_updates_both_windows_for_every_frame_is_no_attack(size, window) -> None:
+    content, number = bytes(size), 20_000_000 // size // 4
+    site = Site(
+        lambda stream, _: stream.transport.send([content] * number),
+        start=PREFACE + settings(window=window) + SETTINGS_ACK + window_update(0, window - 65_535)
+        if window > 65_535
+        else START,
+        limits=Http2Limits(overhead_burst=100),
+    )
+    frames = site.receive(headers(1) + data(1, message(b"x")))
     taken = 0
-    while not site.connection.closed and taken < 2_000:
-        got = [f for f in frames if f.kind == 0]
-        taken += len(got)
-        if taken >= 2_000:
-            break
-        updates = [window_update(0, len(f.payload)) + window_update(1, len(f.payload)) for f in got]
+    while got := [len(f.payload) for f in frames if f.kind == 0]:
+        taken += sum(got)
+        updates = [window_update(0, size) + window_update(1, size) for size in got]
         frames = site.receive(b"".join(updates) + frame(PING, 0, 0, bytes(8)))
-    assert taken >= 2_000
+    assert taken == (size + 5) * number
     assert not site.faults
 
 

@@ -28,6 +28,7 @@ from tests.wire.http2_peer import (
     keep,
     message,
     of_kind,
+    read_frames,
     replaced,
     resets,
     rst_stream,
@@ -76,8 +77,8 @@ def test_a_message_in_one_frame_is_copied_once() -> None:
     assert sys.getrefcount(half) > 2, "a large piece is a view"
     site.receive(data(1, message(content)[6_000:]))
     assert sys.getrefcount(half) == 2
-    tiny = data(3, b"") + data(1, message(content)[:600]) + frame(99, 0, 0, bytes(9_000))
-    site.receive(headers(3) + tiny)
+    tiny = headers(3) + data(1, message(content)[:600]) + frame(99, 0, 0, bytes(9_000))
+    site.receive(tiny)
     assert sys.getrefcount(tiny) == 2, "a small piece must not hold a large buffer"
     assert sys.getrefcount(content) == before
 
@@ -88,6 +89,17 @@ def test_an_answer_longer_than_a_frame_is_not_copied() -> None:
     site.connection.receive(headers(1) + data(1, message(b"x")), 1.0)
     pieces = site.connection._output.buffers
     assert sum(isinstance(piece, memoryview) and piece.obj is content for piece in pieces) == 3
+
+
+def test_many_small_answers_are_one_buffer_and_few_large_ones_are_not_copied() -> None:
+    start = PREFACE + settings(window=1 << 30) + SETTINGS_ACK + window_update(0, 1 << 30)
+    for content, number, buffers in ((bytes(150), 1_000, 1), (bytes(62_000), 5, 5 * 8 + 1)):
+        site = Site(lambda stream, _, c=content, n=number: stream.transport.send([c] * n))
+        site.receive(start[24:] + headers(1))
+        site.connection.receive(data(1, message(b"x")), 1.0)
+        taken = site.connection.take_output()
+        assert len(taken) == buffers
+        assert site.answers(read_frames(b"".join(taken)))[1:] == [content] * number
 
 
 def test_answers_of_any_size_arrive_in_order_through_any_windows() -> None:
@@ -325,7 +337,9 @@ def test_finish_in_a_message_sends_no_more_and_reads_no_more() -> None:
         stream.transport.finish(0)
 
     site = Site(answer)
-    frames = site.receive(headers(1) + data(1, message(b"a") + message(b"b")) + data(1, b"xyz"))
+    more = message(b"b") + message(b"compressed", 1)
+    frames = site.receive(headers(1) + data(1, message(b"a") + more) + data(1, b"xyz"))
+    assert not site.faults
     assert site.answers(frames) == [
         RESPONSE,
         b"last",

@@ -134,6 +134,7 @@ def test_M04_a_graceful_end_serves_what_is_open_and_what_is_under_way() -> None:
     assert goaways(site.receive(pong(first))) == [(3, ErrorCode.NO_ERROR)]
     # This one did not.
     assert resets(site.receive(headers(5))) == {5: ErrorCode.REFUSED_STREAM}
+    assert not site.receive(data(5, message(b"it did not know")) + rst_stream(5))
     assert len(site.streams) == 2
     for stream in site.streams:
         assert not site.connection.closed

@@ -152,13 +152,15 @@ VIOLATIONS = {
 
 
 @pytest.mark.parametrize("rule", VIOLATIONS)
-def test_a_violation_ends_the_connection_with_the_code_for_it(rule: str) -> None:
+@pytest.mark.parametrize("size", [1_000_000, 1])
+def test_a_violation_ends_the_connection_with_the_code_for_it(rule: str, size: int) -> None:
     raw, code = VIOLATIONS[rule]
     site = Site(keep)
     site.receive(OPEN)
     assert not site.faults
     last = 9 if "skipped" in rule else 1
-    frames = site.receive(raw + OPEN)
+    raw += b"" if "head alone" in rule else OPEN
+    frames = site.receive(*(raw[at : at + size] for at in range(0, len(raw), size)))
     assert [code for _, code in goaways(frames)] == [code]
     if "4.3" not in rule:
         assert goaways(frames)[0][0] == last
@@ -266,6 +268,17 @@ def test_6_1_padding_is_not_content_but_counts_for_flow_control() -> None:
     assert of_kind(frames, WINDOW_UPDATE) == [(WINDOW_UPDATE, 0, 1, (59).to_bytes(4))]
 
 
+def test_6_1_padding_counts_for_the_connection_too() -> None:
+    site = Site(keep, limits=Http2Limits(connection_window_bytes=65_535))
+    site.receive(OPEN + data(1, message(bytes(40_000))[:100]))
+    padded = frame(DATA, PADDED, 1, b"\xff" + bytes(400) + bytes(255))
+    frames = [f for _ in range(60) for f in site.receive(padded)]
+    given = [int.from_bytes(f.payload) for f in of_kind(frames, WINDOW_UPDATE)]
+    assert len(given) == 1
+    assert given[0] >= 32_768
+    assert not site.faults
+
+
 def test_6_2_padding_and_priority_of_headers_are_stepped_over() -> None:
     site = Site()
     block = literals(REQUEST)
@@ -307,6 +320,19 @@ def test_6_9_we_send_no_more_than_the_windows_allow() -> None:
     assert sum(len(f.payload) for f in of_kind(frames, DATA)) == 65_535 + 1_000
     frames += site.receive(window_update(1, 1 << 20))
     assert site.answers(frames)[1:] == [content, b"end"]
+
+
+def test_6_9_small_answers_of_many_streams_share_the_connections_window() -> None:
+    site = Site()
+    frames = []
+    for stream_id in range(1, 201, 2):
+        frames += site.receive(headers(stream_id) + data(stream_id, message(bytes(995))))
+    assert sum(len(f.payload) for f in of_kind(frames, DATA)) == 65_535
+    frames += site.receive(window_update(0, 1 << 20))
+    for stream_id in range(1, 201, 2):
+        assert site.answers([f for f in frames if f.stream_id == stream_id], stream_id)[1:] == [
+            bytes(995)
+        ]
 
 
 def test_6_9_2_a_smaller_initial_window_may_make_windows_negative() -> None:

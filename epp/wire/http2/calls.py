@@ -95,7 +95,6 @@ class Call:
         "_stream",
         "_trailers",
         "answered",
-        "closed",
         "content_bytes_left",
         "credit_bytes",
         "ended",
@@ -123,7 +122,7 @@ class Call:
         """What we may still send; negative after a change of the peer's settings."""
         self.answered = False
         """Our response headers are out."""
-        self.finished = self.closed = self.ended = self.remote_closed = False
+        self.finished = self.ended = self.remote_closed = False
         self.queued_bytes = 0
         self._outbox: deque[Buffer] | None = None
         self._trailers: bytes | None = None
@@ -191,9 +190,7 @@ class Call:
 
     def close(self) -> None:
         """Nothing is received or sent any more; tell the stream, the first time only."""
-        if self.closed:
-            return
-        self.closed = self.finished = True
+        self.finished = True
         self._drop_partial()
         stream, self._stream = self._stream, None
         if stream is None:
@@ -227,7 +224,7 @@ class Call:
     def deliver(self, message: bytes) -> None:
         """Hand one whole message to the stream."""
         stream = self._stream
-        if stream is None or self.finished:
+        if stream is None:
             return
         if message:
             self._output.work += 1

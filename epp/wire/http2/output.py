@@ -37,7 +37,9 @@ FRAME_BYTES_MAX = 1 << 20
 """Longest frame we send, so that one frame cannot pass the bounds of output by much."""
 
 _JOINED_BYTES_MAX = 65_536
-"""A write up to this size is one buffer: copying costs less than a vector of many small ones."""
+_SMALL_BUFFER_BYTES = 2_048
+"""A write is one buffer when it is not longer, or when its buffers are smaller on average: copying
+costs less then than handing over many of them."""
 
 _HEADERS = int(Kind.HEADERS)
 
@@ -162,7 +164,8 @@ class Output:
             return buffers
         self.buffers, self.bytes = [], 0
         self._set_unsent(self.unsent_bytes + size)
-        return [b"".join(buffers)] if size <= _JOINED_BYTES_MAX else buffers
+        join = size <= _JOINED_BYTES_MAX or size < _SMALL_BUFFER_BYTES * len(buffers)
+        return [b"".join(buffers)] if join else buffers
 
     def written(self, unsent_bytes: int) -> None:
         """The socket still holds so much."""

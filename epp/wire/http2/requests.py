@@ -27,8 +27,8 @@ from epp.wire.http2.replies import Status
 _REMEMBERED_BLOCKS_MAX = 128
 _REMEMBERED_BLOCK_BYTES_MAX = 512
 
-_SHORT_VALUE_BYTES = 64
-"""Fields with such values repeat over streams and connections; that they are well-formed is
+_SHORT_FIELD_BYTES = 96
+"""Name and value of fields that repeat over streams and connections; that they are well-formed is
 remembered."""
 
 _PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
@@ -172,7 +172,8 @@ def _check_request(fields: list[Field]) -> dict[bytes, bytes]:
     headers: dict[bytes, bytes] = {}
     regular = False
     for name, value in fields:
-        check = _check_short_field if len(value) <= _SHORT_VALUE_BYTES else _check_field
+        short = len(name) + len(value) <= _SHORT_FIELD_BYTES
+        check = _check_short_field if short else _check_field
         if check(name, value):
             if name in headers or regular:
                 raise _Malformed("a pseudo-header that is repeated or behind a field")
@@ -196,7 +197,7 @@ def _check_pseudo(headers: dict[bytes, bytes]) -> None:
 
 
 def _check_field(name: bytes, value: bytes) -> bool:
-    """Check what can be said of one field alone. True: it is a pseudo-header. Raises: _Malformed."""
+    """Check what can be said of one field alone; True for a pseudo-header. Raises: _Malformed."""
     if not _VALUE.fullmatch(value):
         raise _Malformed("a field value with a forbidden character")
     if name[:1] == b":":
