@@ -23,6 +23,7 @@ import uvloop
 
 from epp.config import Plan
 from epp.config.parameters import EngineConfig, MetricsDataSource
+from epp.core.bodies import Bodies
 from epp.core.decide import Decider, PrefixKeeper
 from epp.core.errors import ConfigError
 from epp.core.exchange import Exchange, ExchangeParams
@@ -46,6 +47,7 @@ from epp.wire.stream import ExtProcStream
 DRAIN_NOTICE_S = 2.0
 """After SIGTERM new streams are served for this long, since gateways need to notice first."""
 LOOP_LAG_PERIOD_S = 0.5
+JOB_RESTART_S = 1.0
 POOL_NAME = "static"
 """Label `name` of the pool's gauges while there is no InferencePool."""
 
@@ -72,6 +74,7 @@ class App:
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         rng = Random()
+        bodies = Bodies(plan.limits.bodies_bytes_max)
         self.pool = Pool(stale_after_s=_stale_after_s(options, plan))
         self.decider = Decider(
             pool=self.pool,
@@ -85,6 +88,7 @@ class App:
             clock=time.monotonic,
             pool_name=POOL_NAME,
             label_values_max=plan.limits.label_values_max,
+            bodies=bodies,
             streams_open=self._streams_open if options.enable_grpc_stream_metrics else None,
         )
         self.pool.listen(self.telemetry)
@@ -96,6 +100,7 @@ class App:
             use_subset=not options.disable_endpoint_subset_filter,
             verify_served=plan.served_verifier,
             parse_limits=_parse_limits(plan),
+            bodies=bodies,
         )
         self._discovery = self._make_discovery()
         self._scraper = self._make_scraper(rng)
@@ -208,7 +213,7 @@ class App:
             extra={"fields": {"ports": ports, "tls": self._tls is not None}},
         )
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(job()) for job in self._jobs()]
+            running = [tasks.create_task(_keep_running(job)) for job in self._jobs()]
             # What was made at start stays for ever: keep the collector from walking it again.
             gc.collect()
             gc.freeze()
@@ -262,6 +267,17 @@ class App:
             self.telemetry.loop_lag_s.observe(max(0.0, loop.time() - due_s))
 
 
+async def _keep_running(job: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Run a job that never ends; a bug in it is logged and the job started again, since routing on
+    what is known is better than not routing."""
+    while True:
+        try:
+            await job()
+        except Exception:
+            log.exception("a bug: %s ended, starting it again", job.__qualname__)
+        await asyncio.sleep(JOB_RESTART_S)
+
+
 def _stale_after_s(options: ServeOptions, plan: Plan) -> float:
     if options.metrics_staleness_threshold is not None:
         return options.metrics_staleness_threshold
@@ -274,18 +290,17 @@ def _stale_after_s(options: ServeOptions, plan: Plan) -> float:
 
 
 def _server_limits(options: ServeOptions, plan: Plan) -> Limits:
-    sizes = (options.grpc_max_recv_msg_size, options.grpc_max_send_msg_size)
-    given = [size for size in sizes if size is not None]
     limits = Limits(streams_max=plan.limits.streams_max)
-    if not given:
+    if options.grpc_max_recv_msg_size is None:
         return limits
-    return msgspec.structs.replace(limits, message_bytes_max=min(given))
+    return msgspec.structs.replace(limits, message_bytes_max=options.grpc_max_recv_msg_size)
 
 
 def _parse_limits(plan: Plan) -> ParseLimits:
     tokens_max = 0 if plan.prefix is None else plan.prefix.tokens_max
     view_bytes_max = min(tokens_max * BYTES_PER_TOKEN, plan.limits.body_bytes_max)
     return ParseLimits(
+        read_bytes_max=plan.limits.read_bytes_max,
         decoded_bytes_max=plan.limits.decoded_bytes_max,
         apis=plan.apis,
         prompt=PromptLimits(view_bytes_max=view_bytes_max),

@@ -80,7 +80,13 @@ FLAGS: Sequence[Flag] = (
         choices=("grpcio", "fast"),
     ),
     Flag("grpc-max-recv-msg-size", Kind.BYTES, None, "largest message received (25MB, 10MiB)"),
-    Flag("grpc-max-send-msg-size", Kind.BYTES, None, "largest message sent"),
+    Flag(
+        "grpc-max-send-msg-size",
+        Kind.BYTES,
+        None,
+        "answers are sent in pieces of at most 62 000 bytes",
+        _NONE,
+    ),
     Flag("health-checking", Kind.BOOL, False, "health is always served on both ports", _NONE),
     # TLS.
     Flag("secure-serving", Kind.BOOL, True, "serve ext_proc over TLS; self-signed by default"),
@@ -141,7 +147,6 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: int
     transport: str
     grpc_max_recv_msg_size: int | None
-    grpc_max_send_msg_size: int | None
     secure_serving: bool
     cert_path: str | None
     enable_cert_reload: bool

@@ -163,6 +163,12 @@ class BodyBytes(Quantity):
     at_least, at_most = 1 << 10, 1 << 30
 
 
+class HeldBytes(Quantity):
+    """1 MiB to 1 TiB."""
+
+    at_least, at_most = 1 << 20, 1 << 40
+
+
 class ScrapeTimeout(Seconds):
     """10 ms to 60 s."""
 
@@ -179,11 +185,16 @@ class Limits(Section, frozen=True):
     """Bounds of this process. Ours: the reference does not know this section."""
 
     body_bytes_max: BodyBytes = BodyBytes(64 << 20)
-    """Largest request body; a larger one is answered 413. The body is held in memory until the
-    endpoint is chosen: `streamsMax` times this is the worst case."""
-    decoded_bytes_max: BodyBytes = BodyBytes(16 << 20)
-    """Largest result of decompressing a body to read it; a body that grows beyond is not read. A
-    kilobyte of gzip can hold a megabyte, and each 16 MiB cost some 30 ms of the event loop."""
+    """Largest request body; a larger one is answered 413."""
+    bodies_bytes_max: HeldBytes = HeldBytes(2 << 30)
+    """All request bodies that are coming in, together: each is held in memory until it is complete.
+    A request whose next piece would exceed this is answered 429."""
+    read_bytes_max: BodyBytes = BodyBytes(16 << 20)
+    """Largest body that is read; a larger one is routed by load alone, since reading 16 MiB takes
+    the event loop some 20 ms."""
+    decoded_bytes_max: BodyBytes = BodyBytes(8 << 20)
+    """Largest result of decompressing a body to read it; a body that grows beyond is routed by load
+    alone. A kilobyte of gzip can hold a megabyte; 16 MiB take some 100 ms."""
     streams_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
     """Requests handled at once; one more is answered 503."""
     chunk_bytes: Annotated[int, Meta(ge=1024, le=65_000)] = 62_000

@@ -99,6 +99,7 @@ class PrefixKeeper:
     def left(self, endpoint: Endpoint) -> None:
         self.index.forget(endpoint.slot)
         self._reported.pop(endpoint, None)
+        self._follow_block_size()
 
     def restarted(self, endpoint: Endpoint) -> None:
         self.index.forget(endpoint.slot)
@@ -113,10 +114,17 @@ class PrefixKeeper:
             self._follow_block_size()
         self._resize(endpoint)
 
+    def ejected(self, endpoint: Endpoint, for_s: float) -> None:
+        """What it holds is not gone."""
+
+    def recovered(self, endpoint: Endpoint) -> None:
+        """Nor is it now."""
+
     def _follow_block_size(self) -> None:
         """One block size for the whole pool: the largest, so that a match never promises more than
         an engine with large blocks can have kept."""
-        block_tokens = max(BLOCK_TOKENS_MIN, *self._reported.values())
+        known = max(self._reported.values(), default=0)
+        block_tokens = max(BLOCK_TOKENS_MIN, known or self.params.block_tokens)
         if block_tokens == self.block_tokens:
             return
         self.block_tokens = block_tokens
@@ -214,4 +222,6 @@ class Decider:
             self.pool.apply(Answered(picked, ok=False), now_s)
             self.inflight.move(decision.charge, endpoint)
         if status is not None:
-            self.pool.apply(Answered(endpoint, ok=status < 500), now_s)
+            # 501 and 505 say what the engine cannot do at all, not that it is unwell.
+            ok = status < 500 or status in {501, 505}
+            self.pool.apply(Answered(endpoint, ok=ok), now_s)

@@ -26,6 +26,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from epp.core.bodies import Bodies, Body
 from epp.core.decide import Decider, Decision
 from epp.core.errors import DropReason, RequestDropped
 from epp.core.headers import NOT_FOR_UPSTREAM, REQUEST_TRAILERS, SERVED_VERIFIER
@@ -80,6 +81,8 @@ class ExchangeParams(msgspec.Struct, frozen=True):
     verify_served: bool = False
     """Report the served endpoint in a response header (`destination-endpoint-served-verifier`)."""
     parse_limits: ParseLimits = ParseLimits()
+    bodies: Bodies = msgspec.field(default_factory=Bodies)
+    """The account of unfinished bodies, shared by all exchanges."""
 
 
 class Watcher(Protocol):
@@ -107,7 +110,6 @@ class Exchange:
         "_usage_reader",
         "_watcher",
         "answered_s",
-        "body_bytes",
         "cause",
         "decided_s",
         "decision",
@@ -132,7 +134,7 @@ class Exchange:
         self._decider = decider
         self._params = params
         self._watcher = watcher
-        self._body: list[bytes] = []
+        self._body = Body(params.bodies, params.body_bytes_max)
         self._unlearned: Decision | None = None
         self._reported = False
         self._request_headers: Mapping[str, str] = {}
@@ -160,11 +162,15 @@ class Exchange:
         """When the first byte of the response body came by."""
         self.last_byte_s: float | None = None
         self.finished_s: float | None = None
-        self.body_bytes = 0
         self.response_bytes = 0
         self.response_streaming = False
         self.ignored_messages = 0
         """Request messages after the request had ended (a second end of stream)."""
+
+    @property
+    def body_bytes(self) -> int:
+        """Request body bytes received."""
+        return self._body.size
 
     @property
     def usage(self) -> UsageReader | None:
@@ -244,16 +250,9 @@ class Exchange:
         )
 
     def _on_request_body(self, event: RequestBody, now_s: float) -> Sequence[Reply]:
-        self.body_bytes += len(event.body)
-        if self.body_bytes > self._params.body_bytes_max:
-            raise RequestDropped(
-                DropReason.BODY_TOO_LARGE,
-                f"more than {self._params.body_bytes_max} bytes",
-            )
-        if event.body:
-            self._body.append(event.body)
+        self._body.add(event.body)
         if self._request_mode in BUFFERED:
-            return (BodyReply(True, self._decide_on_body(self._take_body(), now_s)),)
+            return (BodyReply(True, self._decide_on_body(self._body.take(), now_s)),)
         if event.end_of_stream:
             return self._send_on(now_s, end_of_stream=True)
         return ()
@@ -267,7 +266,7 @@ class Exchange:
         return (*self._send_on(now_s, end_of_stream=False), TrailersReply(True))
 
     def _send_on(self, now_s: float, *, end_of_stream: bool) -> list[Reply]:
-        body = self._take_body()
+        body = self._body.take()
         mutation = self._decide_on_body(body, now_s)
         if not end_of_stream:
             mutation = _mark_trailers(mutation)
@@ -275,10 +274,6 @@ class Exchange:
         if body or end_of_stream:
             replies += self._pieces(True, body, end_of_stream)
         return replies
-
-    def _take_body(self) -> bytes:
-        chunks, self._body = self._body, []
-        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     def _pieces(self, request: bool, body: bytes, end_of_stream: bool) -> Sequence[Reply]:
         size = self._params.chunk_bytes_max
@@ -433,7 +428,7 @@ class Exchange:
         self.cause = cause
         self.phase = Phase.DONE
         self.finished_s = now_s
-        self._body.clear()
+        self._body.drop()
         if self.decision is not None:
             self._decider.inflight.release(self.decision.charge)
         if self._usage_reader is not None:

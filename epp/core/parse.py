@@ -40,7 +40,9 @@ class ParseLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of the work on one body. Past one of them a request is routed with less knowledge; the
     limit that refuses a body by its size is the exchange's."""
 
-    decoded_bytes_max: int = 16 << 20
+    read_bytes_max: int = 16 << 20
+    """A larger body is routed by load: reading it would hold up the other requests."""
+    decoded_bytes_max: int = 8 << 20
     """A compressed body that grows beyond this is routed by load: a kilobyte can ask for
     gigabytes."""
     repaired_bytes_max: int = 4 << 20
@@ -126,6 +128,8 @@ def parse_request(
         fairness_id=_first(headers, _FAIRNESS_HEADERS) or DEFAULT_FAIRNESS_ID,
     )
     if body is None or route.api is Api.OTHER or route.api not in limits.apis:
+        return request
+    if len(body) > limits.read_bytes_max:
         return request
     coding = headers.get("content-encoding", "")
     decoded = decode_body(coding, body, bytes_max=limits.decoded_bytes_max)

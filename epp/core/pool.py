@@ -98,6 +98,12 @@ class PoolListener(Protocol):
     def scraped(self, endpoint: Endpoint) -> None:
         """`endpoint.load` is new."""
 
+    def ejected(self, endpoint: Endpoint, for_s: float) -> None:
+        """It failed and is not picked for so long."""
+
+    def recovered(self, endpoint: Endpoint) -> None:
+        """A request succeeded there again."""
+
 
 class Pool:
     """The endpoint table of one pool.
@@ -223,6 +229,9 @@ class Pool:
     def _answered(self, endpoint: Endpoint, ok: bool, now_s: float) -> None:
         if ok:
             endpoint.last_answer_s = now_s
+            if endpoint.on_probation:
+                for listener in self._listeners:
+                    listener.recovered(endpoint)
             if endpoint.failures or endpoint.on_probation or endpoint.ejected_until_s:
                 endpoint.failures = 0
                 endpoint.ejected_until_s = 0.0
@@ -238,6 +247,9 @@ class Pool:
     def _eject(self, endpoint: Endpoint, repeats: int, now_s: float) -> None:
         for_s = min(EJECTION_S_MAX, EJECTION_S_MIN * 2.0 ** min(repeats, 10))
         endpoint.ejected_until_s = max(endpoint.ejected_until_s, now_s + for_s)
+        if not endpoint.on_probation:  # news once, however often it fails to come back
+            for listener in self._listeners:
+                listener.ejected(endpoint, for_s)
         endpoint.on_probation = True
         self._dirty = True
 

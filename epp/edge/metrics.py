@@ -243,6 +243,8 @@ DEFINITIONS: Mapping[str, Definition] = {
         _gauge(
             f"{OUR_PREFIX}prefix_held_blocks_max", "Bound of epp_prefix_held_blocks (a config key)."
         ),
+        _gauge(f"{OUR_PREFIX}held_body_bytes", "Unfinished request bodies in memory."),
+        _gauge(f"{OUR_PREFIX}held_body_bytes_max", "Bound of epp_held_body_bytes (a config key)."),
         _gauge(f"{OUR_PREFIX}label_values", "Distinct label values in use.", "label"),
         _gauge(f"{OUR_PREFIX}label_values_max", "Bound of epp_label_values (a config key)."),
     )

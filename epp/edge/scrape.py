@@ -312,7 +312,7 @@ class Scraper:
         except (aiohttp.ClientError, OSError, ValueError) as exception:
             raise _ScrapeError(
                 FailureReason.CONNECT,
-                f"{type(exception).__name__} {exception}",
+                _why(exception),
                 unreachable=_is_unreachable(exception),
             ) from exception
 
@@ -399,6 +399,13 @@ def _is_unreachable(exception: Exception) -> bool:
         and not isinstance(exception, aiohttp.ClientSSLError)
         and exception.errno not in OWN_ERRORS
     )
+
+
+def _why(exception: Exception) -> str:
+    """What a person needs of it: the system's words where there are any."""
+    if isinstance(exception, aiohttp.ClientConnectorError) and exception.os_error.strerror:
+        return exception.os_error.strerror
+    return f"{type(exception).__name__} {exception}"
 
 
 def _interval_s(wanted_s: float) -> float:

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from epp.core.bodies import Bodies
 from epp.core.decide import Decider
 from epp.core.errors import DropReason
 from epp.core.exchange import Exchange
@@ -87,6 +88,7 @@ class Telemetry:
     Args:
         pool_name: label `name` of the pool's gauges.
         label_values_max: distinct values per client-chosen label, and label combinations.
+        bodies: the account of unfinished request bodies.
         streams_open: how many streams are open; `None` = do not export `extproc_streams_*`.
     """
 
@@ -97,12 +99,14 @@ class Telemetry:
         clock: Clock,
         pool_name: str,
         label_values_max: int,
+        bodies: Bodies | None = None,
         streams_open: Callable[[], int] | None = None,
     ) -> None:
         self._decider = decider
         self._clock = clock
         self._pool_name = pool_name
         self._label_values_max = label_values_max
+        self._bodies = bodies or Bodies()
         self._streams_open = streams_open
         self._attempts_max = ATTEMPTS_PER_LABEL_VALUE * label_values_max
         self._models, self._flows = LabelCap(label_values_max), LabelCap(label_values_max)
@@ -310,6 +314,13 @@ class Telemetry:
     def scraped(self, endpoint: Endpoint) -> None:
         pass
 
+    def ejected(self, endpoint: Endpoint, for_s: float) -> None:
+        fields = {"endpoint": endpoint.address, "for_s": for_s, "failures": endpoint.failures}
+        log.warning("endpoint ejected: it failed repeatedly", extra={"fields": fields})
+
+    def recovered(self, endpoint: Endpoint) -> None:
+        log.info("endpoint recovered", extra={"fields": {"endpoint": endpoint.address}})
+
     # -- gauges ----------------------------------------------------------------------------
 
     def _read_gauges(self) -> Mapping[str, Iterable[Reading]]:
@@ -320,6 +331,8 @@ class Telemetry:
                 (("model_name",), len(self._models)),
                 (("fairness_id",), len(self._flows)),
             ],
+            f"{OUR_PREFIX}held_body_bytes": [((), self._bodies.held_bytes)],
+            f"{OUR_PREFIX}held_body_bytes_max": [((), self._bodies.bytes_max)],
             f"{OUR_PREFIX}label_values_max": [((), self._label_values_max)],
         }
         if self._streams_open is not None:

@@ -382,6 +382,8 @@ def test_G10_every_key_of_the_file_reaches_the_plan() -> None:
     assert plan.served_verifier
     assert msgspec.structs.asdict(plan.limits) == {
         "body_bytes_max": 1 << 20,
+        "bodies_bytes_max": 3 << 30,
+        "read_bytes_max": 4 << 20,
         "decoded_bytes_max": 2 << 20,
         "streams_max": 100,
         "chunk_bytes": 4096,

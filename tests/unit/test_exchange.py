@@ -4,6 +4,7 @@ import tracemalloc
 import msgspec
 import pytest
 
+from epp.core.bodies import PIECES_MAX, Bodies, Body
 from epp.core.errors import DropReason
 from epp.core.exchange import TABLE, Phase
 from epp.core.headers import DROP_REASON, NOT_FOR_UPSTREAM, REQUEST_TRAILERS, SERVED_VERIFIER
@@ -275,6 +276,34 @@ def test_B15_a_body_over_the_limit_is_413_before_its_end() -> None:
     assert len(world.watched.finished_exchanges) == 1
 
 
+def test_J06_bodies_that_do_not_end_are_bounded_together_and_others_are_served() -> None:
+    world = World(bodies=Bodies(10_000))
+    slow = [world.exchange() for _ in range(4)]
+    for exchange in slow:
+        exchange.receive(request_headers(), 1.0)
+        exchange.receive(body(b"x" * 2_500, end_of_stream=False), 1.0)
+    late = world.exchange()
+    late.receive(request_headers(), 1.0)
+    status, headers, _ = refused(late.receive(body(chat()), 1.0))
+    assert (status, headers[DROP_REASON]) == (429, DropReason.SATURATED)
+    assert world.params.bodies.held_bytes == 10_000
+    slow.pop().close(2.0)
+    again = world.exchange()
+    again.receive(request_headers(), 1.0)
+    assert destination(again.receive(body(chat()), 1.0))
+    for exchange in slow:
+        exchange.close(2.0)
+    assert world.params.bodies.held_bytes == 0
+
+
+def test_a_body_in_a_million_pieces_is_joined_on_the_way() -> None:
+    held = Body(Bodies(1 << 20), 1 << 20)
+    for _ in range(50_000):
+        held.add(b"ab")
+    assert len(held._pieces) <= PIECES_MAX + 1
+    assert held.take() == b"ab" * 50_000
+
+
 # -- the response --------------------------------------------------------------------------
 
 
@@ -507,7 +536,7 @@ def test_A26_a_body_that_never_ends_is_nothing_but_a_stream_that_was_left() -> N
     exchange.close(2.0)
     assert world.idle
     assert (exchange.cause, exchange.drop) == (Cause.CLIENT_DISCONNECT, None)
-    assert not exchange._body
+    assert world.params.bodies.held_bytes == 0
     assert world.watched.finished_exchanges == [exchange]
 
 

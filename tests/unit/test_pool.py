@@ -25,6 +25,12 @@ class Told:
     def scraped(self, endpoint: Endpoint) -> None:
         self._note("scraped", endpoint)
 
+    def ejected(self, endpoint: Endpoint, for_s: float) -> None:
+        self._note("ejected", endpoint)
+
+    def recovered(self, endpoint: Endpoint) -> None:
+        self._note("recovered", endpoint)
+
 
 def spec(n: int, uid: str = "", **labels: str) -> EndpointSpec:
     return EndpointSpec(host=f"10.0.0.{n}", port=8000, uid=uid, labels=labels)
@@ -267,3 +273,17 @@ def test_E18_a_new_name_reaches_the_endpoint_without_losing_it() -> None:
     pool.apply(Members((named,)), 1.0)
     assert pool.endpoints == (endpoint,)
     assert (endpoint.name, endpoint.namespace) == ("vllm-0", "llm")
+
+
+def test_an_ejection_and_its_end_are_told_once() -> None:
+    pool = pool_of(1, 2)
+    told = Told()
+    pool.listen(told)
+    told.calls.clear()
+    bad = pool.by_address["10.0.0.1:8000"]
+    for at_s in (10.0, 10.0, 10.0, 10.1, 11.5, 15.0):
+        pool.apply(Answered(bad, ok=False), at_s)
+    assert [c[0] for c in told.calls] == ["ejected"]
+    pool.apply(Answered(bad, ok=True), 30.0)
+    pool.apply(Answered(bad, ok=True), 31.0)
+    assert [c[0] for c in told.calls] == ["ejected", "recovered"]

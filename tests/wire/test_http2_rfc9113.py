@@ -322,6 +322,19 @@ def test_6_9_we_send_no_more_than_the_windows_allow() -> None:
     assert site.answers(frames)[1:] == [content, b"end"]
 
 
+def test_4_2_frames_are_as_long_as_the_client_says_up_to_our_bound() -> None:
+    start = PREFACE + settings(frame_size=2**24 - 1, window=1 << 30) + SETTINGS_ACK
+    site = Site(
+        lambda stream, _: stream.transport.send((bytes(3_000_000),)),
+        start=start + window_update(0, 1 << 30),
+    )
+    frames = site.receive(OPEN + data(1, message(b"x")))
+    assert max(len(f.payload) for f in of_kind(frames, DATA)) == 1 << 20
+    site.receive(settings(frame_size=16_384))
+    frames = site.receive(data(1, message(b"x")))
+    assert max(len(f.payload) for f in of_kind(frames, DATA)) == 16_384
+
+
 def test_6_9_small_answers_of_many_streams_share_the_connections_window() -> None:
     site = Site()
     frames = []

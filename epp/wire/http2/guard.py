@@ -56,18 +56,17 @@ class Guard:
         """A frame that did no work; `reason` is what too many of them are."""
         if self._overhead.spend(cost, self.now_s):
             return
-        self._overhead.earn(self._output.work * self._per_work)
-        self._output.work = 0
-        if not self._overhead.spend(0, self.now_s):
+        output, per_work = self._output, self._per_work
+        output.work = int(self._overhead.redeem(output.work * per_work) // per_work)
+        if not self._overhead.left:
             raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, reason)
 
     def spend_reset(self) -> None:
         """A stream that was reset young and unanswered."""
         if self._wasted.spend(1, self.now_s):
             return
-        self._wasted.earn(self.answered)
-        self.answered = 0
-        if not self._wasted.spend(0, self.now_s):
+        self.answered = int(self._wasted.redeem(self.answered))
+        if not self._wasted.left:
             raise PeerError(ErrorCode.ENHANCE_YOUR_CALM, Reason.RESET_FLOOD)
 
     def spend_provoked(self) -> None:

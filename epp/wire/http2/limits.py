@@ -98,8 +98,8 @@ class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
 class Budget:
     """How much of something unwanted is tolerated: `burst` at once and `per_s` in the long run.
 
-    Time is credited only when the burst is used up, so that spending costs an addition; a peer may
-    thereby get twice the burst once.
+    Time and work are credited only when the burst is used up, so that spending costs an addition; a
+    peer may thereby get twice the burst once.
     """
 
     __slots__ = ("_burst", "_per_s", "_settled_s", "_spent")
@@ -115,10 +115,22 @@ class Budget:
         self._spent += cost
         if self._spent <= self._burst:
             return True
-        self.earn((now_s - self._settled_s) * self._per_s)
+        self._earn((now_s - self._settled_s) * self._per_s)
         self._settled_s = now_s
         return self._spent <= self._burst
 
-    def earn(self, amount: float) -> None:
-        """Give back, at most what was spent."""
-        self._spent = max(0.0, self._spent - amount)
+    def redeem(self, credit: float) -> float:
+        """Pay with what was earned by work. Returns what is left of it, at most one burst, so that
+        a long life of work does not buy a long flood."""
+        return min(credit - self._earn(credit), self._burst)
+
+    @property
+    def left(self) -> bool:
+        """There is something left to spend."""
+        return self._spent <= self._burst
+
+    def _earn(self, amount: float) -> float:
+        """Give back, at most what was spent; returns how much that was."""
+        used = min(amount, self._spent)
+        self._spent -= used
+        return used
