@@ -6,7 +6,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types contracts pytest protos docs clean \
-	bench-serve bench-pick bench-prefix
+	bench-serve bench-pick bench-prefix bench-transport fuzz
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -48,6 +48,12 @@ bench-pick: $(VENV)/.installed  ## cost of one decision: parse, match, score, pi
 
 bench-prefix: $(VENV)/.installed  ## memory and time of the prefix index
 	@$(BIN)/python -m bench.prefix_index $(ARGS)
+
+bench-transport: $(VENV)/.installed  ## fast and grpcio in turn: direct, behind Envoy, many open streams
+	@$(BIN)/python -m bench.transport $(ARGS)
+
+fuzz: $(VENV)/.installed  ## broken HTTP/2 connections for a minute (ARGS='--seconds 600')
+	@$(BIN)/python -m tests.fuzz_http2 $(ARGS)
 
 clean:  ## remove what was made here
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -18,7 +18,6 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from random import Random
 
-import msgspec
 import uvloop
 
 from epp.config import Plan
@@ -32,11 +31,12 @@ from epp.core.parse import ParseLimits
 from epp.core.pool import Members, Pool, PoolEvent
 from epp.core.prompt import BYTES_PER_TOKEN, PromptLimits
 from epp.core.streams import Stream, Transport
-from epp.edge import logs
+from epp.edge import grpcio, http2, logs
 from epp.edge.admin import AdminServer, debug_state
 from epp.edge.discovery import FileDiscovery, StaticDiscovery, parse_endpoints
-from epp.edge.grpcio import GrpcioServer, Limits
+from epp.edge.grpcio import GrpcioServer
 from epp.edge.health import Health
+from epp.edge.http2 import Http2Server
 from epp.edge.scrape import ENGINE_LABELS, EngineChooser, Scraper, ScrapeSettings
 from epp.edge.telemetry import Telemetry
 from epp.edge.tls import CertificateFiles, CertificateSource, SelfSigned
@@ -105,15 +105,7 @@ class App:
         self._discovery = self._make_discovery()
         self._scraper = self._make_scraper(rng)
         self._tls = self._make_tls()
-        self._server = GrpcioServer(
-            new_stream=self.new_stream,
-            health=self.health,
-            host=options.host,
-            port=options.grpc_port,
-            health_port=options.grpc_health_port,
-            tls=self._tls,
-            limits=_server_limits(options, plan),
-        )
+        self._server = self._make_server()
         self._admin = AdminServer(
             host=options.host,
             port=options.metrics_port,
@@ -198,6 +190,32 @@ class App:
             return SelfSigned()
         return CertificateFiles(options.cert_path)
 
+    def _make_server(self) -> GrpcioServer | Http2Server:
+        options = self._options
+        bounds: dict[str, int] = {"streams_max": self._plan.limits.streams_max}
+        if options.grpc_max_recv_msg_size is not None:
+            bounds["message_bytes_max"] = options.grpc_max_recv_msg_size
+        if options.transport == "grpcio":
+            return GrpcioServer(
+                new_stream=self.new_stream,
+                health=self.health,
+                host=options.host,
+                port=options.grpc_port,
+                health_port=options.grpc_health_port,
+                tls=self._tls,
+                limits=grpcio.Limits(**bounds),
+            )
+        return Http2Server(
+            new_stream=self.new_stream,
+            health=self.health,
+            host=options.host,
+            port=options.grpc_port,
+            health_port=options.grpc_health_port,
+            tls=self._tls,
+            limits=http2.Limits(**bounds),
+            report_fault=self.telemetry.connection_fault,
+        )
+
     # -- running ---------------------------------------------------------------------------
 
     async def serve(self) -> int:
@@ -210,7 +228,13 @@ class App:
         ports = {"grpc": port, "health": health_port, "metrics": metrics_port}
         log.info(
             "serving",
-            extra={"fields": {"ports": ports, "tls": self._tls is not None}},
+            extra={
+                "fields": {
+                    "ports": ports,
+                    "tls": self._tls is not None,
+                    "transport": self._options.transport,
+                }
+            },
         )
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(_keep_running(job)) for job in self._jobs()]
@@ -287,13 +311,6 @@ def _stale_after_s(options: ServeOptions, plan: Plan) -> float:
     if plan.scrape is not None and plan.scrape.interval_s:
         interval_s = plan.scrape.interval_s
     return max(5 * interval_s, 2.0)
-
-
-def _server_limits(options: ServeOptions, plan: Plan) -> Limits:
-    limits = Limits(streams_max=plan.limits.streams_max)
-    if options.grpc_max_recv_msg_size is None:
-        return limits
-    return msgspec.structs.replace(limits, message_bytes_max=options.grpc_max_recv_msg_size)
 
 
 def _parse_limits(plan: Plan) -> ParseLimits:

@@ -75,7 +75,7 @@ FLAGS: Sequence[Flag] = (
         "transport",
         Kind.TEXT,
         "grpcio",
-        "ext_proc server: grpcio, or fast (not built yet)",
+        "ext_proc server: grpcio, or fast (our own HTTP/2)",
         ours=True,
         choices=("grpcio", "fast"),
     ),
@@ -188,8 +188,6 @@ def parse_flags(values: Mapping[str, str | bool]) -> ServeOptions:
 def _check_together(options: ServeOptions) -> None:
     if options.config_file is not None and options.config_text is not None:
         raise ConfigError("give --config-file or --config-text, not both", path="--config-text")
-    if options.transport == "fast":
-        raise _bad(BY_NAME["transport"], "fast is not built yet; use --transport grpcio")
     if options.cert_path is not None and not options.secure_serving:
         raise _bad(BY_NAME["cert-path"], "needs --secure-serving")
     if options.enable_cert_reload and options.cert_path is None:

@@ -210,6 +210,7 @@ class Case:
                 connection.receive(raw[at : at + size], self.now_s)
                 at += size
             self._disturb()
+            self._check()
             self._write()
             self._check()
         if rng.random() < 0.5:

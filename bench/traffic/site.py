@@ -36,7 +36,13 @@ class Arm(msgspec.Struct, frozen=True):
 
 
 BASELINE = Arm("none")
-ARMS = (BASELINE, Arm("grpcio", "grpcio"), Arm("grpcio+tls", "grpcio", True, (16,)))
+ARMS = (
+    BASELINE,
+    Arm("fast", "fast"),
+    Arm("fast+tls", "fast", True, (16,)),
+    Arm("grpcio", "grpcio"),
+    Arm("grpcio+tls", "grpcio", True, (16,)),
+)
 
 
 class Site:

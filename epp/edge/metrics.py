@@ -214,6 +214,12 @@ DEFINITIONS: Mapping[str, Definition] = {
         _gauge(f"{PREFIX}extproc_streams_inflight", "Open ext_proc streams."),
         _histogram(f"{PREFIX}extproc_stream_duration_seconds", "Life of a stream.", STREAM_SECONDS),
         _counter(f"{PREFIX}extproc_streams_total", "Streams that ended, by cause.", "code"),
+        _counter(
+            f"{OUR_PREFIX}connection_faults_total",
+            "Connections closed and streams refused, by what the peer did wrong or what ran "
+            "out. Only the fast transport tells.",
+            "reason",
+        ),
         _counter(f"{OUR_PREFIX}picks_total", "Decisions by what decided them.", "reason"),
         _counter(f"{OUR_PREFIX}drops_total", "Refused requests.", "reason"),
         _counter(

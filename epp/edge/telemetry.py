@@ -143,6 +143,7 @@ class Telemetry:
         self._ignored = metrics.counter(f"{OUR_PREFIX}ignored_messages_total").series()
         self._bugs = metrics.counter(f"{OUR_PREFIX}bugs_total").series()
         self._served_elsewhere = metrics.counter(f"{OUR_PREFIX}served_elsewhere_total").series()
+        self._faults = metrics.counter(f"{OUR_PREFIX}connection_faults_total")
         self._repeated = metrics.counter(f"{OUR_PREFIX}repeated_request_ids_total").series()
         self._scrape_s = metrics.histogram(f"{OUR_PREFIX}scrape_duration_seconds").series()
         self.loop_lag_s = metrics.histogram(f"{OUR_PREFIX}loop_lag_seconds").series()
@@ -287,6 +288,10 @@ class Telemetry:
         self._scrape_s.observe(seconds)
         if failure is not None:
             self._poll_errors.series("metrics-data-source", str(failure)).inc()
+
+    def connection_fault(self, reason: str) -> None:
+        """A connection or stream was refused or closed; `reason` is one of few."""
+        self._faults.series(str(reason)).inc()
 
     def bug(self, exchange: Exchange, error: Exception) -> None:
         """An exception that should not have been: logged with its traceback, once per event."""

@@ -44,7 +44,6 @@ def test_what_is_no_size_is_refused(text) -> None:
     ("values", "says"),
     [
         ({"config-file": "a", "config-text": "b"}, "not both"),
-        ({"transport": "fast"}, "not built yet"),
         ({"transport": "slow"}, "none of"),
         ({"cert-path": "c", "secure-serving": "false"}, "needs --secure-serving"),
         ({"enable-cert-reload": True}, "needs --cert-path"),

@@ -71,6 +71,7 @@ def test_N06_every_metric_of_the_table_is_exported() -> None:
     seen.run()
     seen.run(b"{")
     seen.telemetry.scraped_page("timeout", 0.5)
+    seen.telemetry.connection_fault("ping-flood")
     exported = set()
     for family in text_string_to_metric_families(seen.text()):
         suffix = "_total" if family.type == "counter" else ""

@@ -241,6 +241,33 @@ def test_a_client_that_updates_both_windows_for_every_frame_is_no_attack(size, w
     assert not site.faults
 
 
+def test_a_client_that_updates_both_windows_for_each_of_many_answers_is_no_attack() -> None:
+    start = PREFACE + settings(window=1 << 20) + SETTINGS_ACK + window_update(0, 1 << 20)
+    content = bytes(200_000)
+    site = Site(
+        lambda stream, _: stream.transport.send((content,)),
+        start=start,
+        limits=Http2Limits(overhead_burst=500),
+    )
+    site.receive(headers(1))
+    for _ in range(150):
+        frames = site.receive(data(1, message(b"x")))
+        got = [len(f.payload) for f in frames if f.kind == 0]
+        assert sum(got) == 200_005
+        site.receive(*(window_update(0, size) + window_update(1, size) for size in got))
+    assert not site.faults
+
+
+def test_a_long_time_does_not_buy_a_long_flood() -> None:
+    site = Site(limits=Http2Limits(overhead_burst=1_000))
+    site.now_s += 10_000
+    sent = 0
+    while not site.connection.closed and sent < 10_000:
+        site.receive(frame(PING, 0, 0, bytes(8)))
+        sent += 1
+    assert 1_000 < sent < 2_100
+
+
 def test_a_long_life_of_work_does_not_buy_a_long_flood() -> None:
     site = Site(limits=Http2Limits(overhead_burst=1_000, wasted_resets_burst=500))
     for stream_id in range(1, 10_001, 2):

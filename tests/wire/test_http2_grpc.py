@@ -93,7 +93,11 @@ def test_an_answer_longer_than_a_frame_is_not_copied() -> None:
 
 def test_many_small_answers_are_one_buffer_and_few_large_ones_are_not_copied() -> None:
     start = PREFACE + settings(window=1 << 30) + SETTINGS_ACK + window_update(0, 1 << 30)
-    for content, number, buffers in ((bytes(150), 1_000, 1), (bytes(62_000), 5, 5 * 8 + 1)):
+    for content, number, buffers in (
+        (bytes(150), 1_000, 1),
+        (bytes(20_000), 3, 1),
+        (bytes(62_000), 5, 5 * 8 + 1),
+    ):
         site = Site(lambda stream, _, c=content, n=number: stream.transport.send([c] * n))
         site.receive(start[24:] + headers(1))
         site.connection.receive(data(1, message(b"x")), 1.0)

@@ -191,7 +191,6 @@ class Call:
     def close(self) -> None:
         """Nothing is received or sent any more; tell the stream, the first time only."""
         self.finished = True
-        self._drop_partial()
         stream, self._stream = self._stream, None
         if stream is None:
             return
@@ -201,8 +200,9 @@ class Call:
             self._host.on_bug(self, error)
 
     def abandon(self) -> None:
-        """The stream is gone on the wire: what is in the outbox will not be sent."""
+        """The stream is gone on the wire: nothing held is of use any more."""
         self.ended = True
+        self._drop_partial()
         if self.queued_bytes:
             self._output.queued_bytes -= self.queued_bytes
             self.queued_bytes = 0
