@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types contracts pytest protos docs clean \
+.PHONY: help demo test lint types contracts pytest e2e-grpcio protos docs clean \
 	bench-serve bench-pick bench-prefix bench-transport fuzz
 
 help:  ## list the targets
@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml
 demo: $(VENV)/.installed  ## engines, EPP and a real Envoy, a workload, and what came of it (ARGS=--once to stop then)
 	@$(BIN)/python -m bench.demo $(ARGS)
 
-test: lint types contracts pytest  ## everything, with a real Envoy
+test: lint types contracts pytest e2e-grpcio  ## everything, with a real Envoy
 
 lint: $(VENV)/.installed  ## ruff: style and format; hadolint: Dockerfile
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/hadolint Dockerfile
@@ -33,6 +33,9 @@ contracts: $(VENV)/.installed  ## who may import whom
 
 pytest: $(VENV)/.installed  ## all tests (ARGS='-k name' for some)
 	@$(BIN)/pytest $(ARGS)
+
+e2e-grpcio: $(VENV)/.installed  ## the end-to-end tests once more, over the other transport
+	@$(BIN)/pytest -q tests/e2e --transport grpcio --ignore tests/e2e/test_demo.py --ignore tests/e2e/test_bench_serve.py
 
 protos: $(VENV)/.installed  ## generate epp/wire/pb from protos/
 	@$(BIN)/python protos/generate.py

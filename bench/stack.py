@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 from urllib.error import URLError
 
 from epp.envoy_config import EnvoyOptions, render
@@ -161,9 +161,13 @@ def _ready_address(text: str) -> str | None:
 class Epp(Child):
     """`epp serve` on free ports of loopback."""
 
+    flags_first: ClassVar[tuple[str, ...]] = ()
+    """Given to every EPP before its own flags; tests choose the transport by it."""
+
     def __init__(self, folder: Path, flags: Sequence[str], *, name: str = "epp") -> None:
         ports = ["--host=127.0.0.1", "--grpc-port=0", "--grpc-health-port=0", "--metrics-port=0"]
-        super().__init__(name, [sys.executable, "-m", "epp", "serve", *ports, *flags], folder)
+        command = [sys.executable, "-m", "epp", "serve", *ports, *self.flags_first, *flags]
+        super().__init__(name, command, folder)
         self._command = self.command
         self.ports: dict[str, int] = {}
 

@@ -74,10 +74,10 @@ FLAGS: Sequence[Flag] = (
     Flag(
         "transport",
         Kind.TEXT,
-        "grpcio",
-        "ext_proc server: grpcio, or fast (our own HTTP/2)",
+        "fast",
+        "ext_proc server: fast (our own HTTP/2) or grpcio (grpc.aio, for comparison)",
         ours=True,
-        choices=("grpcio", "fast"),
+        choices=("fast", "grpcio"),
     ),
     Flag("grpc-max-recv-msg-size", Kind.BYTES, None, "largest message received (25MB, 10MiB)"),
     Flag(

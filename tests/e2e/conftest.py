@@ -66,6 +66,15 @@ def config(*, endpoints: int = 1) -> str:
     return f"--config-text={text}"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def transport(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What all EPPs serve with: `pytest --transport`."""
+    name = str(request.config.getoption("--transport"))
+    before, Epp.flags_first = Epp.flags_first, (f"--transport={name}",)
+    yield name
+    Epp.flags_first = before
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the processes' output goes."""

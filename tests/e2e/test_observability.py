@@ -57,14 +57,28 @@ async def drive(stack: Stack) -> None:
     )
 
 
-async def test_N06_every_documented_metric_is_exported(counted: Stack) -> None:
+async def speak_no_http2(stack: Stack) -> None:
+    """The fast transport hangs up on what does not begin as HTTP/2, and counts it."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", stack.epp.ports["grpc"])
+    writer.write(b"GET / HTTP/1.1\r\n\r\n")
+    await reader.read()
+    writer.close()
+
+
+async def test_N06_every_documented_metric_is_exported(counted: Stack, transport: str) -> None:
     await drive(counted)
+    only_fast = {"epp_connection_faults_total"}
+    if transport == "fast":
+        await speak_no_http2(counted)
+        only_fast.clear()
     page = counted.epp.metrics()
     for definition in DEFINITIONS.values():
         name = definition.name
         kind = definition.kind.value
         family = name.removesuffix("_total") if definition.kind is Kind.COUNTER else name
         assert f"# TYPE {name} {kind}" in page or f"# TYPE {family} {kind}" in page, name
+        if name in only_fast:
+            continue
         sample = f"{name}_bucket" if definition.kind is Kind.HISTOGRAM else name
         samples = [
             line for line in page.splitlines() if line.startswith((sample + "{", sample + " "))

@@ -10,6 +10,7 @@ def test_defaults_are_the_reference_s() -> None:
     options = parse_flags({})
     assert (options.grpc_port, options.grpc_health_port, options.metrics_port) == (9002, 9003, 9090)
     assert options.secure_serving
+    assert options.transport == "fast"
     assert options.drain_timeout == 30.0
 
 

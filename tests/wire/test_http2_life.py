@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.wire.http2.connection import ErrorCode, Http2Limits
+from epp.wire.http2.timers import RecentlyEnded
 from tests.wire.http2_peer import (
     ACK,
     GOAWAY,
@@ -304,15 +305,26 @@ def test_outboxes_together_have_an_end() -> None:
 def test_a_client_that_never_reads_is_dropped_when_even_small_frames_pile_up() -> None:
     limits = Http2Limits(output_bytes_high=1_000, output_bytes_max=20_000, overhead_burst=10**6)
     site = Site(limits=limits)
-    connection, unsent, received = site.connection, 0, 0
+    connection, unsent, received, taken = site.connection, 0, 0, 0
     while not connection.closed:
         connection.receive(frame(PING, 0, 0, bytes(8)) * 100, 1.0)
-        unsent += sum(map(len, connection.take_output()))
+        taken = sum(map(len, connection.take_output()))
+        unsent += taken
         connection.written(unsent)
         received += 1_700
         assert connection.reading == (unsent <= 1_000) or connection.closed
     assert received <= 25_000
+    assert taken < 100, "it will not read the rest either"
     assert site.reasons == ["unread-output"]
+
+
+def test_who_ended_a_stream_is_remembered_for_the_last_ones() -> None:
+    ended = RecentlyEnded(100)
+    for stream_id in range(1_000):
+        ended.add(stream_id, by_us=stream_id % 2 == 0)
+        for back in range(min(100, stream_id)):
+            assert ended.by_us(stream_id - back) == ((stream_id - back) % 2 == 0)
+        assert ended.by_us(stream_id - 200) is None
 
 
 def test_a_connection_that_stopped_reading_lives_while_its_output_leaves() -> None:
