@@ -164,6 +164,7 @@ class Connection(asyncio.Protocol):
         self.streams.clear()
 
     def close(self) -> None:
+        """Drop the connection with all its streams."""
         self.streams.clear()
         if self._transport is not None:
             self._transport.abort()
@@ -343,6 +344,7 @@ class Work:
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def next_request(self) -> Request:
+        """What the next stream sends."""
         self._begun += 1
         return self._requests[self._begun % len(self._requests)]
 
