@@ -48,6 +48,10 @@ DRAIN_NOTICE_S = 2.0
 """After SIGTERM new streams are served for this long, since gateways need to notice first."""
 LOOP_LAG_PERIOD_S = 0.5
 JOB_RESTART_S = 1.0
+TLS_VERSIONS = {
+    "VersionTLS12": ssl.TLSVersion.TLSv1_2,
+    "VersionTLS13": ssl.TLSVersion.TLSv1_3,
+}
 POOL_NAME = "static"
 """Label `name` of the pool's gauges while there is no InferencePool."""
 
@@ -212,6 +216,7 @@ class App:
             port=options.grpc_port,
             health_port=options.grpc_health_port,
             tls=self._tls,
+            tls_version_min=TLS_VERSIONS[options.tls_min_version],
             limits=http2.Limits(**bounds),
             report_fault=self.telemetry.connection_fault,
         )

@@ -92,7 +92,13 @@ FLAGS: Sequence[Flag] = (
     Flag("secure-serving", Kind.BOOL, True, "serve ext_proc over TLS; self-signed by default"),
     Flag("cert-path", Kind.TEXT, None, "folder with tls.crt and tls.key"),
     Flag("enable-cert-reload", Kind.BOOL, False, "reload the certificate when its files change"),
-    Flag("tls-min-version", Kind.TEXT, None, "lowest TLS version", _NOT_BUILT),
+    Flag(
+        "tls-min-version",
+        Kind.TEXT,
+        "VersionTLS12",
+        "lowest TLS version: VersionTLS12 or VersionTLS13; --transport fast only",
+        choices=("VersionTLS12", "VersionTLS13"),
+    ),
     Flag("tls-cipher-suites", Kind.LIST, (), "TLS cipher suites", _NOT_BUILT),
     # Picking.
     Flag("disable-endpoint-subset-filter", Kind.BOOL, False, "ignore the gateway's subset"),
@@ -150,6 +156,7 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     secure_serving: bool
     cert_path: str | None
     enable_cert_reload: bool
+    tls_min_version: str
     disable_endpoint_subset_filter: bool
     emit_endpoint_scores: bool
     refresh_metrics_interval: float
@@ -192,6 +199,8 @@ def _check_together(options: ServeOptions) -> None:
         raise _bad(BY_NAME["cert-path"], "needs --secure-serving")
     if options.enable_cert_reload and options.cert_path is None:
         raise _bad(BY_NAME["enable-cert-reload"], "needs --cert-path")
+    if options.tls_min_version != "VersionTLS12" and options.transport != "fast":
+        raise _bad(BY_NAME["tls-min-version"], "needs --transport fast: gRPC cannot set it")
     if options.refresh_metrics_interval <= 0:
         raise _bad(BY_NAME["refresh-metrics-interval"], "must be longer than 0s")
     threshold = options.metrics_staleness_threshold

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import ssl
 from collections.abc import Callable, Mapping
 
 import msgspec
@@ -62,6 +63,7 @@ class Http2Server:
         port: 0 = a free one.
         health_port: the same; `None` = no second server.
         tls: certificates for `port`, read again for each new connection; `None` = plaintext.
+        tls_version_min: lowest TLS version spoken.
         report_fault: told of each fault of a peer and each shortage, by a reason out of few: to
             count them.
     """
@@ -75,13 +77,14 @@ class Http2Server:
         port: int,
         health_port: int | None = None,
         tls: CertificateSource | None = None,
+        tls_version_min: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2,
         limits: Limits | None = None,
         report_fault: Callable[[str], None] = lambda _reason: None,
     ) -> None:
         self._host, self._port, self._health_port = host, port, health_port
         self._health = health
         self._limits = limits = limits or Limits()
-        self._certificates = None if tls is None else Certificates(tls)
+        self._certificates = None if tls is None else Certificates(tls, tls_version_min)
         self._report_fault = report_fault
         self._process = _Method(new_stream, calls_max=limits.streams_max)
         self._health_methods = {

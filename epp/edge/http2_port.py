@@ -50,8 +50,9 @@ _log = logging.getLogger(__name__)
 class Certificates:
     """The TLS context of the newest certificate."""
 
-    def __init__(self, source: CertificateSource) -> None:
+    def __init__(self, source: CertificateSource, version_min: ssl.TLSVersion) -> None:
         self._source = source
+        self._version_min = version_min
         self._pair: KeyPair | None = None
         self._context: ssl.SSLContext | None = None
 
@@ -65,7 +66,7 @@ class Certificates:
         if pair is not self._pair:
             self._pair = pair
             try:
-                self._context = ssl_context(pair)
+                self._context = ssl_context(pair, version_min=self._version_min)
             except CertificateError as error:
                 if self._context is None:
                     raise

@@ -225,14 +225,19 @@ def validate(certificate_chain: bytes, private_key: bytes, *, folder: Path) -> K
     return KeyPair(certificate_chain, private_key)
 
 
-def ssl_context(pair: KeyPair) -> ssl.SSLContext:
-    """A server context for HTTP/2 (ALPN `h2`), TLS 1.2 at least, for a transport of our own.
+def ssl_context(
+    pair: KeyPair, *, version_min: ssl.TLSVersion = ssl.TLSVersion.TLSv1_2
+) -> ssl.SSLContext:
+    """A server context for HTTP/2 (ALPN `h2`) for a transport of our own.
 
     The ssl module loads files only; an anonymous file in memory keeps the key off the disk.
+
+    Args:
+        version_min: lowest TLS version spoken; HTTP/2 itself demands 1.2.
     Raises: CertificateError when OpenSSL refuses what `validate` accepted.
     """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = version_min
     context.set_alpn_protocols(["h2"])
     with os.fdopen(os.memfd_create("tls"), "wb") as file:
         file.write(pair.private_key.rstrip() + b"\n" + pair.certificate_chain)

@@ -127,6 +127,19 @@ async def test_tls_1_2_is_served_and_anything_older_refused() -> None:
 
 
 @on_uvloop
+async def test_a_higher_minimum_refuses_tls_1_2() -> None:
+    context, older = trusting_anyone(), trusting_anyone()
+    older.maximum_version = ssl.TLSVersion.TLSv1_2
+    options = {"tls": SelfSigned(), "tls_version_min": ssl.TLSVersion.TLSv1_3}
+    async with serving(FAST, Recorders(), **options) as (_, port), asyncio.timeout(10):
+        gateway = await Gateway.connect(port, ssl=context, server_hostname="epp")
+        assert gateway.writer.get_extra_info("ssl_object").version() == "TLSv1.3"
+        await gateway.close()
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await Gateway.connect(port, ssl=older, server_hostname="epp")
+
+
+@on_uvloop
 async def test_a_renewed_certificate_is_for_new_connections_and_open_streams_go_on(
     caplog,
 ) -> None:

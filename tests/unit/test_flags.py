@@ -48,6 +48,8 @@ def test_what_is_no_size_is_refused(text) -> None:
         ({"transport": "slow"}, "none of"),
         ({"cert-path": "c", "secure-serving": "false"}, "needs --secure-serving"),
         ({"enable-cert-reload": True}, "needs --cert-path"),
+        ({"tls-min-version": "VersionTLS13", "transport": "grpcio"}, "needs --transport fast"),
+        ({"tls-min-version": "1.3"}, "none of"),
         ({"grpc-port": "70000"}, "not a port"),
         ({"grpc-port": "9003"}, "already taken by --grpc-port"),
         ({"refresh-metrics-interval": "0s"}, "longer than 0s"),

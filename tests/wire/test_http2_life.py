@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.wire.http2.connection import ErrorCode, Http2Limits
-from epp.wire.http2.timers import RecentlyEnded
+from epp.wire.http2.streams import RecentlyEnded
 from tests.wire.http2_peer import (
     ACK,
     GOAWAY,

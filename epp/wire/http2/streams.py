@@ -36,7 +36,7 @@ from epp.wire.http2.limits import Http2Limits
 from epp.wire.http2.output import Output
 from epp.wire.http2.replies import Status
 from epp.wire.http2.requests import Head, RequestReader
-from epp.wire.http2.timers import Deadlines, RecentlyEnded
+from epp.wire.http2.timers import Deadlines
 
 _LAST = END_HEADERS | END_STREAM
 _TINY_BYTES = 64
@@ -400,3 +400,29 @@ class Streams:
             window = self.limits.connection_window_bytes
             self.output.control(frames.window_update(0, window - self._credit_bytes))
             self._credit_bytes = window
+
+
+class RecentlyEnded:
+    """Which streams ended lately, and by whom; the oldest are forgotten.
+
+    A peer may still send on a stream that we reset, because it did not know; after it ended a
+    stream itself it may not.
+    """
+
+    __slots__ = ("_by_us", "_by_us_before", "_kept")
+
+    def __init__(self, kept: int) -> None:
+        self._kept = kept
+        self._by_us: dict[int, bool] = {}
+        self._by_us_before: dict[int, bool] = {}
+
+    def add(self, stream_id: int, *, by_us: bool) -> None:
+        """Remember one of `kept` to `2 * kept` streams."""
+        self._by_us[stream_id] = by_us
+        if len(self._by_us) >= self._kept:
+            self._by_us_before, self._by_us = self._by_us, {}
+
+    def by_us(self, stream_id: int) -> bool | None:
+        """Whether we ended it; None = not known any more, or never opened."""
+        found = self._by_us.get(stream_id)
+        return self._by_us_before.get(stream_id) if found is None else found

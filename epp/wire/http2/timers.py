@@ -7,11 +7,8 @@ is under way, so any byte counts as life, and so does output that leaves while w
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import TypeVar
 
 from epp.wire.http2.limits import Http2Limits
-
-T = TypeVar("T")
 
 _REBUILD_MIN = 64
 
@@ -87,29 +84,3 @@ class Deadlines:
             if self._at_s.pop(stream_id, None) is not None:
                 due.append(stream_id)
         return due
-
-
-class RecentlyEnded:
-    """Which streams ended lately, and by whom; the oldest are forgotten.
-
-    A peer may still send on a stream that we reset, because it did not know; after it ended a
-    stream itself it may not.
-    """
-
-    __slots__ = ("_by_us", "_by_us_before", "_kept")
-
-    def __init__(self, kept: int) -> None:
-        self._kept = kept
-        self._by_us: dict[int, bool] = {}
-        self._by_us_before: dict[int, bool] = {}
-
-    def add(self, stream_id: int, *, by_us: bool) -> None:
-        """Remember one of `kept` to `2 * kept` streams."""
-        self._by_us[stream_id] = by_us
-        if len(self._by_us) >= self._kept:
-            self._by_us_before, self._by_us = self._by_us, {}
-
-    def by_us(self, stream_id: int) -> bool | None:
-        """Whether we ended it; None = not known any more, or never opened."""
-        found = self._by_us.get(stream_id)
-        return self._by_us_before.get(stream_id) if found is None else found
