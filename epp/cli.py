@@ -7,6 +7,7 @@ standard error names the key or flag and the remedy).
 from __future__ import annotations
 
 import argparse
+import difflib
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -54,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     _add_serve(commands)
     _add_check(commands)
     envoy_config.add_command(commands)
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        parser.error(f"unrecognized argument {unknown[0]}{_did_you_mean(unknown[0])}")
     try:
         return int(args.run(args))
     except ConfigError as error:
@@ -63,6 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except EppError as error:
         print(f"epp: {error}", file=sys.stderr)
         return 1
+
+
+def _did_you_mean(argument: str) -> str:
+    name = argument.partition("=")[0].lstrip("-")
+    near = difflib.get_close_matches(name, [flag.name for flag in FLAGS], n=1)
+    return f"; did you mean --{near[0]}?" if near else ""
 
 
 # -- epp serve -----------------------------------------------------------------------------
@@ -77,12 +86,13 @@ def _add_serve(commands: argparse._SubParsersAction[Parser]) -> None:
         "the default profile runs (see docs/configuration.md).",
         allow_abbrev=False,
     )
+    others = parser.add_argument_group("of the reference EPP, without effect or not built here")
     for flag in FLAGS:
-        _add_flag(parser, flag)
+        _add_flag(parser if flag.effect is Effect.HONOURED else others, flag)
     parser.set_defaults(run=_serve)
 
 
-def _add_flag(parser: argparse.ArgumentParser, flag: Flag) -> None:
+def _add_flag(parser: argparse._ActionsContainer, flag: Flag) -> None:
     names = [f"--{flag.name}"] if flag.name != "v" else ["-v", "--v"]
     # Unset flags are left out of the namespace, so that "set to its default" can be told apart.
     if flag.kind is Kind.BOOL:
@@ -107,9 +117,9 @@ def _add_flag(parser: argparse.ArgumentParser, flag: Flag) -> None:
 
 def _help(flag: Flag) -> str:
     if flag.effect is Effect.NOT_BUILT:
-        return f"{flag.help} (of the reference; not built yet)"
+        return f"not built yet: {flag.help}"
     if flag.effect is Effect.NONE:
-        return f"accepted without effect: {flag.help}"
+        return f"no effect: {flag.help}"
     default = "" if flag.default in (None, ()) else f" (default {_default(flag)})"
     return f"{flag.help}{default}{' *own*' if flag.ours else ''}".replace("%", "%%")
 

@@ -52,7 +52,7 @@ def flags_page() -> str:
     """`docs/flags.md`: every flag of `epp serve`."""
     honoured = [f for f in FLAGS if f.effect is Effect.HONOURED]
     rows = [
-        f"| `--{f.name}` | `{f.kind.value}` | {_default(f)} | {f.help}{' (ours)' * f.ours} |"
+        f"| `--{f.name}` | `{_value(f)}` | {_default(f)} | {f.help}{' (ours)' * f.ours} |"
         for f in honoured
     ]
     ignored = [f"| `--{f.name}` | {f.help} |" for f in FLAGS if f.effect is Effect.NONE]
@@ -67,11 +67,15 @@ def flags_page() -> str:
         "status 2 and one line that says what to change.\n\n"
         "| Flag | Value | Default | Meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n\n"
         "## Accepted without effect\n\n"
-        "A line in the log says so at start-up, when they are set.\n\n"
+        "A line in the log says so at start-up, when they ask for something.\n\n"
         "| Flag | Why |\n|---|---|\n" + "\n".join(ignored) + "\n\n"
         "## Not built yet\n\n"
-        f"Setting one of these stops start-up: {refused}.\n"
+        f"Setting one of these to more than its default stops start-up: {refused}.\n"
     )
+
+
+def _value(flag: Flag) -> str:
+    return flag.kind.value.replace("|", "\\|")  # or it would end the table's cell
 
 
 def _default(flag: Flag) -> str:

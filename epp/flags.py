@@ -119,7 +119,7 @@ FLAGS: Sequence[Flag] = (
     Flag("v", Kind.INT, 2, "log verbosity: 0 errors … 2 default, 4 every decision, 5 trace"),
     Flag("log-format", Kind.TEXT, "json", "json or text", ours=True, choices=("json", "text")),
     Flag("enable-grpc-stream-metrics", Kind.BOOL, False, "export extproc_streams_* metrics"),
-    Flag("metrics-endpoint-auth", Kind.BOOL, True, "needs Kubernetes, which is not used", _NONE),
+    Flag("metrics-endpoint-auth", Kind.BOOL, True, "the port is open to all who reach it", _NONE),
     Flag("metrics-cert-dir", Kind.TEXT, None, "TLS on the metrics port", _NOT_BUILT),
     Flag("metrics-client-ca-file", Kind.TEXT, None, "client CA of the metrics port", _NOT_BUILT),
     Flag("enable-pprof", Kind.BOOL, True, "Go profiles do not exist here", _NONE),
@@ -182,14 +182,25 @@ def parse_flags(values: Mapping[str, str | bool]) -> ServeOptions:
         flag = BY_NAME[name]
         value = _read(flag, text)
         if flag.effect is Effect.NOT_BUILT and value != flag.default:
-            raise _bad(flag, "is a flag of the reference EPP that is not built here yet; remove it")
-        if flag.effect is Effect.NONE:
+            raise _bad(
+                flag, f"is a flag of the reference EPP that is not built here yet; {_remedy(flag)}"
+            )
+        if flag.effect is Effect.NONE and value is not False:
             notices.append(f"--{flag.name} has no effect here: {flag.help}")
         read[flag.attribute] = value
     fields = {name: read[name] for name in ServeOptions.__struct_fields__ if name != "notices"}
     options = ServeOptions(**fields, notices=tuple(notices))
     _check_together(options)
     return options
+
+
+def _remedy(flag: Flag) -> str:
+    if flag.name.startswith(("pool-", "endpoint-")):
+        return (
+            "remove it and the other flags of a pool, and say where the endpoints are with "
+            "--endpoints or a file-discovery plugin"
+        )
+    return "remove it"
 
 
 def _check_together(options: ServeOptions) -> None:

@@ -15,9 +15,9 @@ from epp.core.explain import Reason
 
 WIDTH = 100
 REASONS = {
-    Reason.PREFIX: "it held most of the prompt",
+    Reason.PREFIX: "no other engine held more of the prompt",
     Reason.LOAD: "no engine held any of it: the least busy",
-    Reason.SPREAD: "another held more, and was too busy",
+    Reason.SPREAD: "another held more, other scores outweighed it",
     Reason.ONLY: "no other was left",
 }
 LATE_S_MAX = 0.5
@@ -89,7 +89,7 @@ def describe_plan(plan: Plan, seed: int) -> str:
     }
     systems = {r.messages[0][1] for r in plan.requests if r.messages[0][0] == "system"}
     return (
-        f"{len(plan.requests)} requests in {plan.duration_s:.0f} s (seed {seed}): "
+        f"{len(plan.requests)} requests in {plan.duration_s:.0f} s, once each way (seed {seed}): "
         f"{kinds[Kind.CHAT]} turns of {len(chats)} chats on {len(systems)} shared system prompts, "
         f"{kinds[Kind.UNRELATED]} unrelated prompts"
     )

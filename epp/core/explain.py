@@ -15,11 +15,11 @@ class Reason(StrEnum):
     """The one-word reason of a pick."""
 
     PREFIX = "prefix"
-    """It held the longest part of the prompt, and no other held as much for less load."""
+    """No other candidate held more of the prompt."""
     LOAD = "load"
     """No candidate held any of the prompt: load decided."""
     SPREAD = "spread"
-    """Others held more of the prompt; load outweighed it."""
+    """Others held more of the prompt; other scores outweighed it."""
     ONLY = "only"
     """There was no other candidate."""
 

@@ -7,6 +7,7 @@ profile it runs, the size of what it remembers. It answers GET and HEAD only.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from typing import Any
@@ -22,6 +23,7 @@ from prometheus_client.process_collector import ProcessCollector
 from epp.core.decide import Decider
 from epp.core.errors import EppError
 from epp.core.model import Clock, Endpoint
+from epp.core.registry import PICKERS
 from epp.edge.metrics import Metrics
 
 ENDPOINTS_MAX = 1_000
@@ -90,15 +92,17 @@ class AdminServer:
         await response.prepare(request)
         if request.method == hdrs.METH_HEAD:
             return response
-        for piece in self._own.text():
-            await response.write(piece.encode(errors="replace"))
-            await asyncio.sleep(0)  # a page may be long: requests pass between its pieces
-        await response.write(generate_latest(self._registry))
-        await response.write_eof()
+        # Who hangs up in the middle of the page has what it wanted.
+        with contextlib.suppress(ConnectionError):
+            for piece in self._own.text():
+                await response.write(piece.encode(errors="replace"))
+                await asyncio.sleep(0)  # a page may be long: requests pass between its pieces
+            await response.write(generate_latest(self._registry))
+            await response.write_eof()
         return response
 
     async def _debug_state(self, _request: web.Request) -> web.Response:
-        body = msgspec.json.format(msgspec.json.encode(self._state()), indent=2)
+        body = msgspec.json.format(msgspec.json.encode(self._state()), indent=2) + b"\n"
         return web.Response(body=body, content_type="application/json")
 
     async def _healthz(self, _request: web.Request) -> web.Response:
@@ -122,7 +126,7 @@ def debug_state(decider: Decider, clock: Clock) -> dict[str, Any]:
             "name": profile.name,
             "filters": [f.name for f in profile.filters],
             "scorers": {s.name: s.weight for s in profile.scorers},
-            "picker": type(profile.picker).__name__,
+            "picker": next(n for n, cls in PICKERS.items() if isinstance(profile.picker, cls)),
         },
         "prefix_index": None
         if prefix is None

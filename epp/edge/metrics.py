@@ -163,7 +163,11 @@ DEFINITIONS: Mapping[str, Definition] = {
         _gauge(f"{PREFIX}std_dev_kv_cache_utilization", "Over fresh endpoints.", "name"),
         _gauge(f"{PREFIX}std_dev_queue_size", "Over fresh endpoints.", "name"),
         _gauge(f"{PREFIX}std_dev_running_requests", "Over fresh endpoints.", "name"),
-        _gauge(f"{PREFIX}ready_endpoints", "Endpoints that may be picked now.", "name"),
+        _gauge(
+            f"{PREFIX}ready_endpoints",
+            "Endpoints that may be picked now, also those on probation.",
+            "name",
+        ),
         _gauge(
             f"{PREFIX}per_endpoint_queue_size",
             "Waiting requests, last scrape; absent when unknown.",
@@ -244,7 +248,12 @@ DEFINITIONS: Mapping[str, Definition] = {
             "How late the event loop was, sampled twice a second.",
             SHORT_SECONDS,
         ),
-        _gauge(f"{OUR_PREFIX}endpoints", "Endpoints by state.", "state"),
+        _gauge(
+            f"{OUR_PREFIX}endpoints",
+            "Endpoints: alive (in the pool, reachable or not), of these unknown (no fresh scrape) "
+            "and ejected.",
+            "state",
+        ),
         _gauge(f"{OUR_PREFIX}prefix_held_blocks", "Prefix blocks held, over all endpoints."),
         _gauge(
             f"{OUR_PREFIX}prefix_held_blocks_max", "Bound of epp_prefix_held_blocks (a config key)."

@@ -344,7 +344,10 @@ def test_no_line_of_the_tables_is_wider_than_a_terminal() -> None:
 
 def test_the_plan_is_described() -> None:
     text = report.describe_plan(PLAN, 7)
-    assert "6 requests in 30 s (seed 7): 6 turns of 6 chats on 1 shared system prompts" in text
+    assert (
+        "6 requests in 30 s, once each way (seed 7): 6 turns of 6 chats on 1 shared system prompts"
+        in text
+    )
 
 
 def test_margins_leave_room_for_failing() -> None:
