@@ -25,8 +25,8 @@ _FIELD = re.compile(r"Object (contains unknown|missing required) field `(.*)`", 
 _EXPECTED = re.compile(r"Expected `(.*?)`(.*)", re.DOTALL)
 _WORDS = {
     "bool": ("a boolean", "write true or false, without quotes"),
-    "int": ("a whole number", "write it without quotes"),
-    "float": ("a number", "write it without quotes"),
+    "int": ("a whole number", "write digits, without quotes"),
+    "float": ("a number", "write digits, without quotes"),
     "str": ("text", "put it in quotes"),
     "array": ("a list", "write one line per item, each beginning with `- `"),
     "object": ("keys with values", "write them as `key: value`"),
@@ -91,7 +91,7 @@ def _expectation(expected: str, rest: str, value: Any) -> str:
     got = "keys with values" if isinstance(value, dict) else shown(value)
     got = "a list" if isinstance(value, list) else got
     if rest and not rest.startswith(", got"):  # a range, a length or a pattern
-        return f"expected {words}{rest}, got {got}: write it so"
+        return f"expected {words}{rest}, got {got}: choose one that is"
     if value is None:
         remedy = "give it a value or remove the key"
     elif isinstance(value, float) and kind == "int":

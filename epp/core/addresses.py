@@ -116,6 +116,10 @@ def _wanted_ports(entries: Sequence[str]) -> Mapping[str, Container[int]]:
 
 @lru_cache(maxsize=KNOWN_SPELLINGS_MAX)
 def _read(text: str) -> Address:
+    if "://" in text:
+        raise AddressError(f"'{text}' is a URL: write HOST:PORT, without the scheme")
+    if text.isdigit():
+        raise AddressError(f"'{text}' is a number, not an address: write HOST:PORT")
     if text.startswith("["):
         host, bracket, rest = text[1:].partition("]")
         if not bracket or (rest and not rest.startswith(":")):
