@@ -24,7 +24,7 @@ from epp.config import Plan
 from epp.config.parameters import EngineConfig, MetricsDataSource
 from epp.core.bodies import Bodies
 from epp.core.decide import Decider, PrefixKeeper
-from epp.core.errors import ConfigError
+from epp.core.errors import ConfigError, DropReason, RequestDropped
 from epp.core.exchange import Exchange, ExchangeParams
 from epp.core.inflight import Inflight
 from epp.core.parse import ParseLimits
@@ -42,11 +42,15 @@ from epp.edge.telemetry import Telemetry
 from epp.edge.tls import CertificateFiles, CertificateSource, SelfSigned
 from epp.flags import ServeOptions
 from epp.wire.exposition import ENGINES, EngineMapping, MetricSpec
+from epp.wire.refusing import RefusingStream
 from epp.wire.stream import ExtProcStream
 
 DRAIN_NOTICE_S = 2.0
 """After SIGTERM new streams are served for this long, since gateways need to notice first."""
 LOOP_LAG_PERIOD_S = 0.5
+TOO_MANY_STREAMS = RequestDropped(
+    DropReason.SATURATED, "too many requests at once for this endpoint picker (limits.streamsMax)"
+)
 JOB_RESTART_S = 1.0
 TLS_VERSIONS = {
     "VersionTLS12": ssl.TLSVersion.TLSv1_2,
@@ -121,6 +125,9 @@ class App:
 
     def new_stream(self, transport: Transport) -> Stream:
         """The receiving half of one ext_proc stream."""
+        if self._server.streams_inflight >= self._plan.limits.streams_max:
+            self.telemetry.refused(DropReason.SATURATED)
+            return RefusingStream(transport=transport, dropped=TOO_MANY_STREAMS)
         exchange = Exchange(
             decider=self.decider,
             params=self._params,
@@ -196,7 +203,9 @@ class App:
 
     def _make_server(self) -> GrpcioServer | Http2Server:
         options = self._options
-        bounds: dict[str, int] = {"streams_max": self._plan.limits.streams_max}
+        # Streams beyond ours are refused with an answer a client can read, as long as there are not
+        # far too many of them.
+        bounds: dict[str, int] = {"streams_max": 2 * self._plan.limits.streams_max}
         if options.grpc_max_recv_msg_size is not None:
             bounds["message_bytes_max"] = options.grpc_max_recv_msg_size
         if options.transport == "grpcio":

@@ -196,7 +196,9 @@ class Limits(Section, frozen=True):
     """Largest result of decompressing a body to read it; a body that grows beyond is routed by load
     alone. A kilobyte of gzip can hold a megabyte; 16 MiB take some 100 ms."""
     streams_max: Annotated[int, Meta(ge=1, le=1_000_000)] = 20_000
-    """Requests handled at once; one more is answered 503."""
+    """Requests handled at once; one more is answered 429. From twice as many on their streams end
+    with RESOURCE_EXHAUSTED, of which the gateway makes a 500 or, failing open, a request without a
+    pick."""
     chunk_bytes: Annotated[int, Meta(ge=1024, le=65_000)] = 62_000
     """Longest piece in which a body is sent back to the gateway. Some gateways refuse pieces of
     64 KiB."""

@@ -289,6 +289,10 @@ class Telemetry:
         if failure is not None:
             self._poll_errors.series("metrics-data-source", str(failure)).inc()
 
+    def refused(self, reason: DropReason) -> None:
+        """A request was refused before there was an exchange for it."""
+        self._drops.series(reason.value).inc()
+
     def connection_fault(self, reason: str) -> None:
         """A connection or stream was refused or closed; `reason` is one of few."""
         self._faults.series(str(reason)).inc()

@@ -6,18 +6,21 @@ import asyncio
 import gzip
 import json
 import zlib
+from collections.abc import Callable
+from pathlib import Path
 
 import brotli
 import pytest
 import zstandard
 
+from bench.stack import Epp
 from epp.core.headers import DROP_REASON
 from tests.e2e import http2
-from tests.e2e.conftest import BODY_BYTES_MAX
+from tests.e2e.conftest import BODY_BYTES_MAX, EPP_FLAGS, config
 from tests.e2e.http1 import JSON_TYPE, Answer, Connection
 from tests.e2e.http2 import Http2
-from tests.e2e.site import Site, completion, picked
-from tests.e2e.upstreams import TEST_ID, new_id
+from tests.e2e.site import Site, completion, metric, picked, until
+from tests.e2e.upstreams import TEST_ID, Upstreams, new_id
 
 MALFORMED = {
     "truncated": b'{"model":"sim","prompt":"se',
@@ -190,3 +193,28 @@ async def test_refusals_are_counted_by_reason(site: Site) -> None:
     for _ in range(3):
         await site.send("POST", "/v1/chat/completions", [JSON_TYPE], json.dumps([1]).encode())
     assert dropped() - before == 3
+
+
+async def test_one_request_too_many_is_a_readable_429_and_counted(
+    folder: Path, upstreams: Upstreams, start_envoy: Callable[..., Site]
+) -> None:
+    flags = [*EPP_FLAGS, config() + "  streamsMax: 1\n"]
+    epp = Epp(folder, [*flags, f"--endpoints={','.join(upstreams.addresses)}"], name="epp-full")
+    epp.start()
+    full = start_envoy(epp=epp)
+    test_id = new_id()
+    upstreams.plan(test_id, silent=True)
+    try:
+        async with await full.open((), completion(300, salt="held"), test_id=test_id):
+            await until(lambda: upstreams.received(test_id), what="the first request upstream")
+            answer, _ = await full.send("POST", "/v1/completions", [JSON_TYPE], GOOD)
+        assert answer.status == 429
+        assert answer.values(DROP_REASON) == ["rejected-saturated"]
+        assert json.loads(answer.body)["error"]["code"] == 429
+        assert metric(epp.metrics(), "epp_drops_total", 'reason="rejected-saturated"') == 1
+        await full.idle()
+        answer, _ = await full.send("POST", "/v1/completions", [JSON_TYPE], GOOD)
+        assert answer.status == 200
+    finally:
+        full.envoy.stop()
+        epp.stop()

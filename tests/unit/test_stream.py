@@ -2,9 +2,11 @@ from collections.abc import Sequence
 
 import pytest
 
+from epp.core.errors import DropReason, RequestDropped
 from epp.core.exchange import Exchange
 from epp.core.messages import HeadersReply
 from epp.wire.extproc import encode_reply
+from epp.wire.refusing import RefusingStream
 from epp.wire.stream import INVALID_ARGUMENT, ExtProcStream
 from tests.unit.exchanges import World
 from tests.wire.extproc_oracle import pb
@@ -121,3 +123,16 @@ def test_A30_a_bug_in_what_only_watches_costs_no_request() -> None:
     stream.on_close()
     assert [str(b) for b in bugs] == ["bug in decided", "bug in finished"]
     assert world.idle
+
+
+def test_a_stream_too_many_is_refused_once_and_readably() -> None:
+    wire = Wire()
+    dropped = RequestDropped(DropReason.SATURATED, "too many requests at once")
+    stream = RefusingStream(transport=wire, dropped=dropped)
+    stream.on_message(b"whatever")
+    stream.on_message(b"whatever")
+    stream.on_close()
+    assert len(wire.sent) == 1
+    assert b"rejected-saturated" in wire.sent[0]
+    assert b"too many requests" in wire.sent[0]
+    assert wire.status == (0, "")
