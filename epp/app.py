@@ -125,7 +125,7 @@ class App:
 
     def new_stream(self, transport: Transport) -> Stream:
         """The receiving half of one ext_proc stream."""
-        if self._server.streams_inflight >= self._plan.limits.streams_max:
+        if self._server.streams_inflight > self._plan.limits.streams_max:
             self.telemetry.refused(DropReason.SATURATED)
             return RefusingStream(transport=transport, dropped=TOO_MANY_STREAMS)
         exchange = Exchange(

@@ -192,7 +192,12 @@ class _Method:
         if self.calls >= self._calls_max:
             transport.finish(_RESOURCE_EXHAUSTED, f"{self._calls_max} streams are open already")
             return _Refused()
-        return _Counted(self, self._factory(transport))
+        self.calls += 1  # first, so that the factory sees a count with its own stream in it
+        try:
+            return _Counted(self, self._factory(transport))
+        except BaseException:
+            self.calls -= 1
+            raise
 
 
 class _Refused:
@@ -216,7 +221,6 @@ class _Counted:
         self.on_message = stream.on_message
         self._on_close = stream.on_close
         self._method = method
-        method.calls += 1
 
     def on_close(self) -> None:
         """See `Stream.on_close`."""
