@@ -20,7 +20,8 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 from urllib.error import URLError
 
-from epp.envoy_config import EnvoyOptions, render
+from epp.envoy.command import render
+from epp.envoy.options import EnvoyOptions
 
 READY_S_MAX = 60.0
 STOP_S_MAX = 15.0

@@ -14,10 +14,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import NoReturn
 
-from epp import envoy_config
 from epp.app import run
 from epp.config import EndpointPickerConfig, effective_yaml, load_config, resolve
 from epp.core.errors import ConfigError, EppError
+from epp.envoy.command import add_command as add_envoy_config
 from epp.flags import FLAGS, Effect, Flag, Kind, ServeOptions, parse_flags
 
 USAGE_ERROR = 2
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_serve(commands)
     _add_check(commands)
-    envoy_config.add_command(commands)
+    add_envoy_config(commands)
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         parser.error(f"unrecognized argument {unknown[0]}{_did_you_mean(unknown[0])}")

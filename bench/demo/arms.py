@@ -20,7 +20,8 @@ from bench.demo.figures import Arm, Kill
 from bench.demo.progress import Progress
 from bench.demo.workload import Plan
 from bench.stack import Engine, Stack
-from epp.envoy_config import EnvoyOptions, render
+from epp.envoy.command import render
+from epp.envoy.options import EnvoyOptions
 
 EXT_PROC = "envoy.filters.http.ext_proc"
 PROGRESS_PERIOD_S = 0.25

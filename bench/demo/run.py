@@ -29,7 +29,7 @@ from bench.demo.promises import Promise, judge
 from bench.demo.scene import ENGINES, Scene, set_scene
 from bench.demo.workload import Plan
 from bench.stack import Child, NotReadyError, Stack
-from epp.envoy_config import render
+from epp.envoy.command import render
 
 WATCH_PERIOD_S = 0.5
 ROBIN, PICKED = "round robin", "EPP"

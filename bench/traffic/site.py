@@ -15,7 +15,8 @@ from bench.measure import Spread, cpu_s
 from bench.stack import Child, Envoy, Epp
 from bench.traffic.driver import Driver
 from bench.traffic.upstream import addresses
-from epp.envoy_config import EnvoyOptions, render
+from epp.envoy.command import render
+from epp.envoy.options import EnvoyOptions
 
 METRICS_PAGE = Path(__file__).parents[2] / "tests" / "wire" / "data" / "metrics" / "idle.txt"
 SCRAPE_EVERY = "--refresh-metrics-interval=10s"

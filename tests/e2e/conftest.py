@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench.stack import Envoy, Epp
-from epp.envoy_config import BodyProcessing, EnvoyOptions, Routing
+from epp.envoy.options import BodyProcessing, EnvoyOptions, Routing
 from tests.e2e.site import Site, problems
 from tests.e2e.upstreams import Upstreams
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from bench.stack import Envoy, Epp
 from epp.core.headers import DESTINATION, TEST_SELECTION
-from epp.envoy_config import EnvoyOptions
+from epp.envoy.options import EnvoyOptions
 from tests.e2e.http1 import Answer, Connection, Headers, fetch
 from tests.e2e.upstreams import TEST_ID, Received, Upstreams, new_id
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from epp.envoy_config import BodyProcessing
+from epp.envoy.options import BodyProcessing
 from tests.e2e.http1 import JSON_TYPE, Connection
 from tests.e2e.site import Site, completion, problems, until
 from tests.e2e.upstreams import TEST_ID, new_id

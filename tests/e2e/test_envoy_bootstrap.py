@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from bench.stack import Envoy, Epp
-from epp.envoy_config import BodyProcessing, EnvoyOptions, Routing, render
+from epp.envoy.command import render
+from epp.envoy.options import BodyProcessing, EnvoyOptions, Routing
 from tests.e2e.conftest import REQUESTS, RESPONSES
 from tests.e2e.http1 import JSON_TYPE
 from tests.e2e.site import Site, completion

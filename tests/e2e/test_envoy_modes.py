@@ -10,7 +10,7 @@ from random import Random
 import pytest
 
 from epp.core.headers import DESTINATION, SERVED_VERIFIER
-from epp.envoy_config import BodyProcessing, Routing
+from epp.envoy.options import BodyProcessing, Routing
 from tests.e2e.http1 import JSON_TYPE, Connection
 from tests.e2e.site import Site, completion, picked
 from tests.e2e.upstreams import new_id

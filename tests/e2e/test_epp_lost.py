@@ -11,7 +11,7 @@ import pytest
 
 from bench.stack import Epp
 from epp.core.headers import DESTINATION, NOT_FOR_UPSTREAM
-from epp.envoy_config import BodyProcessing, Routing
+from epp.envoy.options import BodyProcessing, Routing
 from tests.e2e.conftest import EPP_FLAGS, config
 from tests.e2e.http1 import JSON_TYPE
 from tests.e2e.site import Site, completion, metric, until
@@ -53,7 +53,7 @@ def sites(mortal: Epp, start_envoy: Callable[..., Site]) -> Iterator[dict[str, S
 @pytest.fixture(scope="module")
 def stripped(sites: dict[str, Site]) -> tuple[str, ...]:
     """What the bootstrap removes by itself. Its module is loaded by now (it warns when it is)."""
-    from epp.envoy_bootstrap import CLIENT_MAY_NOT_SEND
+    from epp.envoy.bootstrap import CLIENT_MAY_NOT_SEND
 
     return CLIENT_MAY_NOT_SEND
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.core.headers import DESTINATION, FAIRNESS_ID, NOT_FOR_UPSTREAM, TEST_SELECTION
-from epp.envoy_config import BodyProcessing
+from epp.envoy.options import BodyProcessing
 from tests.e2e.http1 import JSON_TYPE
 from tests.e2e.site import Site, completion, metric, picked
 from tests.e2e.upstreams import new_id

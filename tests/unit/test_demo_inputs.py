@@ -19,7 +19,8 @@ from epp.core.decide import Decision
 from epp.core.explain import Reason, explain, reason_of
 from epp.core.inflight import Inflight
 from epp.core.model import Endpoint, EndpointSpec, Pick, PrefixMatch, Request, ScoreTerm
-from epp.envoy_config import EnvoyOptions, render
+from epp.envoy.command import render
+from epp.envoy.options import EnvoyOptions
 
 # -- the log -------------------------------------------------------------------------------
 

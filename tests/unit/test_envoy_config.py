@@ -7,10 +7,10 @@ import argparse
 import msgspec
 import pytest
 
-from epp import envoy_config
 from epp.cli import main
 from epp.core.errors import ConfigError
-from epp.envoy_config import BodyProcessing, EnvoyOptions, Routing, check, split_address
+from epp.envoy import command
+from epp.envoy.options import BodyProcessing, EnvoyOptions, Routing, check, split_address
 
 GOOD = EnvoyOptions(endpoints=("10.0.0.1:8000",))
 
@@ -26,7 +26,7 @@ def printed_for(monkeypatch: pytest.MonkeyPatch, *flags: str) -> EnvoyOptions:
         forms.append(form)
         return ""
 
-    monkeypatch.setattr(envoy_config, "render", render)
+    monkeypatch.setattr(command, "render", render)
     assert main(["envoy-config", *flags]) == 0
     return asked[0]
 
@@ -119,7 +119,7 @@ def test_a_wrong_flag_is_one_line_and_status_2(capsys, flags) -> None:
 
 def test_every_option_but_the_tests_own_has_a_flag() -> None:
     parser = argparse.ArgumentParser()
-    envoy_config.add_command(parser.add_subparsers())
+    command.add_command(parser.add_subparsers())
     args = parser.parse_args(["envoy-config"])
     names = {"message_timeout_s": "message_timeout", "subset_header": None}
     for field in EnvoyOptions.__struct_fields__:

@@ -50,7 +50,7 @@ from epp.core.headers import (
     SUBSET_NAMESPACE,
     TEST_SELECTION,
 )
-from epp.envoy_config import BodyProcessing, EnvoyOptions, Routing, split_address
+from epp.envoy.options import BodyProcessing, EnvoyOptions, Routing, split_address
 
 POOL, EPP = "pool", "epp"
 CONNECTION_BUFFER_BYTES = 32_768

@@ -1,0 +1,1 @@
+"""A complete Envoy bootstrap for running without a gateway product."""
