@@ -65,5 +65,6 @@ class Body:
 
     def drop(self) -> None:
         """Hold nothing any more."""
-        self._bodies.held_bytes -= sum(map(len, self._pieces))
-        self._pieces = []
+        if self._pieces:
+            self._bodies.held_bytes -= sum(map(len, self._pieces))
+            self._pieces = []

@@ -188,14 +188,17 @@ class Decider:
             request.match = prefix.match(request)
         pick = self._scheduler.pick(request, snapshot, eligible)
         match = request.match
-        matched_blocks = match.by_slot.get(pick.endpoint.slot, 0)
+        holders = match.by_slot
+        matched_blocks = holders.get(pick.endpoint.slot, 0)
         matched_tokens = min(request.prompt_tokens, matched_blocks * match.block_tokens)
         tokens = self.inflight.tokens_of(
             prompt_tokens=request.prompt_tokens,
             matched_tokens=matched_tokens,
             max_output_tokens=request.max_output_tokens,
         )
-        cold = not any(e.slot in match.by_slot for e in pick.candidates)
+        cold = not holders or (
+            not matched_blocks and not any(e.slot in holders for e in pick.candidates)
+        )
         charge = self.inflight.charge(pick.endpoint, tokens=tokens, cold=cold)
         return Decision(request, pick, charge, matched_tokens)
 

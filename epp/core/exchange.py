@@ -20,7 +20,7 @@ back when the response ends or the stream does, whichever comes first."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum, auto
+from enum import IntEnum, auto
 from types import MappingProxyType
 from typing import Any, Protocol
 
@@ -57,8 +57,9 @@ DUPLEX = frozenset({BodyMode.FULL_DUPLEX_STREAMED, BodyMode.GRPC})
 BUFFERED = frozenset({BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
 
 
-class Phase(Enum):
-    """Where a stream stands; it only moves down this list."""
+class Phase(IntEnum):
+    """Where a stream stands; it only moves down this list. A number, since hashing a member of a
+    plain `Enum` takes a call."""
 
     HEADERS = auto()
     BODY = auto()
@@ -126,6 +127,7 @@ class Exchange:
         "started_s",
         "status",
         "subset",
+        "unsettled",
     )
 
     def __init__(
@@ -141,6 +143,8 @@ class Exchange:
         self._request_mode = BodyMode.FULL_DUPLEX_STREAMED
         self._response_mode = BodyMode.FULL_DUPLEX_STREAMED
         self._usage_reader: UsageReader | None = None
+        self.unsettled = False
+        """`settle` has something to do."""
         self.phase = Phase.HEADERS
         self.request: Request | None = None
         """What was read of the request; `None` until its body is complete."""
@@ -179,7 +183,11 @@ class Exchange:
 
     def receive(self, event: Event, now_s: float) -> Sequence[Reply]:
         """Take one message in; returns what to answer now, in order."""
-        self._note_metadata(event)
+        # Any message may carry metadata; what a later one leaves out still holds.
+        if event.subset is not None:
+            self.subset = event.subset
+        if event.served is not None:
+            self.served = event.served
         handler = TABLE[self.phase].get(type(event), _ignore)
         try:
             return handler(self, event, now_s)
@@ -192,6 +200,7 @@ class Exchange:
         Args:
             now_s: when they were; `None` = nobody measures it.
         """
+        self.unsettled = False
         if self._unlearned is not None:
             decision, self._unlearned = self._unlearned, None
             self.answered_s = now_s
@@ -305,15 +314,14 @@ class Exchange:
         self.decided_s = now_s
         self.phase = Phase.DECIDED
         self._unlearned = decision
+        self.unsettled = True
         pick = decision.pick
         scores = None
         if self._params.emit_scores:
             scores = {e.address: t for e, t in zip(pick.candidates, pick.totals, strict=True)}
         return Mutation(
             destination=pick.destination,
-            remove_headers=tuple(
-                [name for name in self._request_headers if name in NOT_FOR_UPSTREAM]
-            ),
+            remove_headers=tuple(filter(NOT_FOR_UPSTREAM.__contains__, self._request_headers)),
             scores=scores,
             clear_route_cache=True,
         )
@@ -388,11 +396,13 @@ class Exchange:
         return Mutation(set_headers=((SERVED_VERIFIER, served),))
 
     def _on_response_body(self, event: ResponseBody, now_s: float) -> Sequence[Reply]:
-        self._enter_response(event)
+        if self.phase is not Phase.RESPONSE:
+            self._enter_response(event)
         body = event.body
         if body:
             self.response_bytes += len(body)
-            self._note_first_byte(now_s)
+            if self.first_byte_s is None:
+                self._note_first_byte(now_s)
             self.last_byte_s = now_s
             if self._usage_reader is not None:
                 self._usage_reader.feed(body)
@@ -414,18 +424,12 @@ class Exchange:
 
     # -- always ----------------------------------------------------------------------------
 
-    def _note_metadata(self, event: Event) -> None:
-        # Any message may carry metadata; what a later one leaves out still holds.
-        if event.subset is not None:
-            self.subset = event.subset
-        if event.served is not None:
-            self.served = event.served
-
     def _finish(self, cause: Cause, now_s: float) -> None:
         """The exchange is over: give the charge back, once."""
         if self.cause is not None:
             return
         self.cause = cause
+        self.unsettled = True
         self.phase = Phase.DONE
         self.finished_s = now_s
         self._body.drop()

@@ -35,10 +35,9 @@ def reason_of(decision: Decision) -> Reason:
     own = by_slot.get(pick.endpoint.slot, 0)
     if own and own == max(by_slot.values()):
         return Reason.PREFIX
-    best = max((by_slot.get(e.slot, 0) for e in pick.candidates), default=0)
-    if not best:
-        return Reason.LOAD
-    return Reason.PREFIX if own == best else Reason.SPREAD
+    if any(by_slot.get(e.slot, 0) > own for e in pick.candidates):
+        return Reason.SPREAD
+    return Reason.PREFIX if own else Reason.LOAD
 
 
 def explain(decision: Decision) -> str:

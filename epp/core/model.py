@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, Flag, StrEnum, auto
 from random import Random
 from types import MappingProxyType
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import msgspec
 
@@ -249,6 +249,14 @@ class Scorer(Protocol):
     def reads(self) -> Reads: ...
 
     def __call__(self, request: Request, endpoints: Sequence[Endpoint]) -> list[float]: ...
+
+
+@runtime_checkable
+class SparseScorer(Protocol):
+    """A scorer that gives most endpoints 0, and can name the others without looking at each."""
+
+    def by_slot(self, request: Request) -> Mapping[int, float]:
+        """Endpoint slot -> score; an absent slot scores 0. A slot need not be a candidate's."""
 
 
 class Picker(Protocol):

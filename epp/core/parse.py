@@ -16,6 +16,7 @@ content a list of one text part 10 / 33 / 365 us. Of 8192 token ids: 320 us.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -99,6 +100,7 @@ ROUTES: Mapping[str, Route] = MappingProxyType(
 """Last segments of a path, whole ones -> what they mean; the longest match wins."""
 
 _SEGMENTS_MAX = max(key.count("/") + 1 for key in ROUTES)
+_CACHED_PATH_CHARS_MAX = 256
 _PATH_HEADERS = (":path", "x-original-path", "x-forwarded-path")
 _FAIRNESS_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 
@@ -147,12 +149,19 @@ def route_of(headers: Mapping[str, str]) -> Route:
     if headers.get(":method", "POST") not in ("POST", "PUT") or not _is_json(headers):
         return ELSEWHERE
     path = _first(headers, _PATH_HEADERS).partition("?")[0].partition("#")[0].removesuffix("/")
+    return _route_at(path) if len(path) <= _CACHED_PATH_CHARS_MAX else _find_route(path)
+
+
+def _find_route(path: str) -> Route:
     segments = path.rsplit("/", _SEGMENTS_MAX)[-_SEGMENTS_MAX:]
     for start in range(len(segments)):
         route = ROUTES.get("/".join(segments[start:]))
         if route is not None:
             return route
     return ELSEWHERE
+
+
+_route_at = lru_cache(maxsize=256)(_find_route)
 
 
 def _is_json(headers: Mapping[str, str]) -> bool:

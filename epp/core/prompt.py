@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from sys import byteorder
 from types import MappingProxyType
 from typing import NamedTuple
@@ -172,6 +173,7 @@ _TEMPLATE_FIELDS = (
     "reasoning_effort",
     "tools",
 )
+_template_values = attrgetter(*_TEMPLATE_FIELDS)
 _BILLING_HEADER = b'"x-anthropic-billing-header'
 
 _part = msgspec.json.Decoder(dict[str, Raw]).decode
@@ -188,8 +190,9 @@ class _View:
         """Tokens of media beyond their bytes in the view."""
         self.media_bytes = 0
         self.limits = limits
-        for name in _TEMPLATE_FIELDS:
-            self.field(name, getattr(body, name))
+        for name, value in zip(_TEMPLATE_FIELDS, _template_values(body), strict=True):
+            if value is not EMPTY:
+                self.field(name, value)
 
     def field(self, name: str, value: Raw) -> None:
         """A field of the whole request or of one turn; null and `[]` are as good as absent."""

@@ -6,13 +6,23 @@ adds what is its own. Measured with 64 endpoints by `make bench-pick`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from random import Random
 
 import msgspec
 
 from epp.core.errors import DropReason, RequestDropped
-from epp.core.model import Endpoint, Filter, Pick, Picker, Reads, Request, Scorer, ScoreTerm
+from epp.core.model import (
+    Endpoint,
+    Filter,
+    Pick,
+    Picker,
+    Reads,
+    Request,
+    Scorer,
+    ScoreTerm,
+    SparseScorer,
+)
 from epp.core.pool import Snapshot
 
 PER_PICK = Reads.REQUEST | Reads.INFLIGHT
@@ -50,6 +60,8 @@ class _Base(msgspec.Struct, frozen=True):
     """After the leading filters that do not depend on the request."""
     totals: list[float]
     terms: tuple[ScoreTerm, ...]
+    places: Mapping[int, int]
+    """Slot of a candidate -> its index."""
 
 
 NO_REQUEST = Request()
@@ -72,9 +84,13 @@ class Scheduler:
         )
         self._cached_filters, self._own_filters = filters[:leading], filters[leading:]
         self._cached_scorers = tuple(s for s in profile.scorers if not s.scorer.reads & PER_PICK)
-        self._own_scorers = tuple(s for s in profile.scorers if s.scorer.reads & PER_PICK)
+        self._own_scorers = tuple(
+            (s, s.scorer if isinstance(s.scorer, SparseScorer) else None)
+            for s in profile.scorers
+            if s.scorer.reads & PER_PICK
+        )
         self._total_max = sum(s.weight for s in profile.scorers)
-        self._base = _Base(-1, (), [], ())
+        self._base = _Base(-1, (), [], (), {})
 
     def pick(
         self, request: Request, snapshot: Snapshot, eligible: Sequence[Endpoint] | None = None
@@ -99,12 +115,7 @@ class Scheduler:
             raise RequestDropped(DropReason.NO_ENDPOINTS, self._why_none(snapshot, eligible))
         if len(candidates) != len(base.candidates):
             base = self._score(candidates, -1)
-        totals, terms = base.totals, base.terms
-        for weighted in self._own_scorers:
-            scores = weighted.scorer(request, candidates)
-            weight = weighted.weight
-            totals = [t + weight * s for t, s in zip(totals, scores, strict=True)]
-            terms = (*terms, ScoreTerm(weighted.name, weight, scores))
+        totals, terms = self._add_own(request, base)
         assert self._in_range(totals), _culprit(terms)
         order = self.profile.picker(candidates, totals, self._rng)
         return Pick(
@@ -115,6 +126,25 @@ class Scheduler:
             terms=terms,
             profile=self.profile.name,
         )
+
+    def _add_own(self, request: Request, base: _Base) -> tuple[list[float], tuple[ScoreTerm, ...]]:
+        """Totals and terms with those scorers that run for each request."""
+        totals, terms = base.totals, list(base.terms)
+        for weighted, sparse in self._own_scorers:
+            weight = weighted.weight
+            if sparse is not None:
+                scores = [0.0] * len(totals)
+                totals = totals.copy()
+                for slot, score in sparse.by_slot(request).items():
+                    place = base.places.get(slot)
+                    if place is not None:
+                        scores[place] = score
+                        totals[place] += weight * score
+            else:
+                scores = weighted.scorer(request, base.candidates)
+                totals = [t + weight * s for t, s in zip(totals, scores, strict=True)]
+            terms.append(ScoreTerm(weighted.name, weight, scores))
+        return totals, tuple(terms)
 
     def _prepare(self, endpoints: Sequence[Endpoint], version: int) -> _Base:
         for named in self._cached_filters:
@@ -128,7 +158,8 @@ class Scheduler:
             scores = weighted.scorer(NO_REQUEST, candidates)
             totals = [t + weighted.weight * s for t, s in zip(totals, scores, strict=True)]
             terms.append(ScoreTerm(weighted.name, weighted.weight, scores))
-        return _Base(version, candidates, totals, tuple(terms))
+        places = {endpoint.slot: place for place, endpoint in enumerate(candidates)}
+        return _Base(version, candidates, totals, tuple(terms), places)
 
     def _in_range(self, totals: list[float]) -> bool:
         """Whether every score was 0..1, as far as the totals tell. A score outside is a bug of ours

@@ -91,9 +91,13 @@ class UsageReader:
             counts = _counts(envelope.usage_object())
         except (msgspec.DecodeError, RecursionError):
             return
-        for field in Usage.__struct_fields__:
-            if (count := getattr(counts, field)) is not None:
-                setattr(self.usage, field, count)
+        usage = self.usage
+        if counts.prompt_tokens is not None:
+            usage.prompt_tokens = counts.prompt_tokens
+        if counts.completion_tokens is not None:
+            usage.completion_tokens = counts.completion_tokens
+        if counts.cached_tokens is not None:
+            usage.cached_tokens = counts.cached_tokens
 
 
 class _EventStream:
@@ -270,7 +274,11 @@ def _first_count(*candidates: Raw) -> int | None:
     for raw in candidates:
         if raw is EMPTY:
             continue
-        digits = bytes(memoryview(raw)[:_LINE_HEAD_BYTES]).strip(b'"').removesuffix(b".0")
-        if digits.isdigit() and len(raw) < _LINE_HEAD_BYTES and int(digits) <= _TOKENS_MAX:
-            return int(digits)
+        if len(raw) >= _LINE_HEAD_BYTES:
+            continue
+        digits = bytes(raw)
+        if not digits.isdigit():
+            digits = digits.strip(b'"').removesuffix(b".0")
+        if digits.isdigit() and (count := int(digits)) <= _TOKENS_MAX:
+            return count
     return None

@@ -167,15 +167,19 @@ def _read_body(data: bytes, at: int, end: int) -> tuple[bytes, bool]:
     body, end_of_stream = b"", False
     while at < end:
         tag = data[at]
+        size = data[at + 1]
+        at += 2
         if tag == 0x0A:
-            size, at = read_varint(data, at + 1)
+            if size > 0x7F:
+                size, at = read_varint(data, at - 1)
             body = data[at : at + size]
             at += size
         elif tag == 0x10:
-            flag, at = read_varint(data, at + 1)
-            end_of_stream = flag != 0
+            if size > 0x7F:
+                size, at = read_varint(data, at - 1)
+            end_of_stream = size != 0
         else:
-            at = skip_field(data, at, _BODY_TAGS)
+            at = skip_field(data, at - 2, _BODY_TAGS)
     if at != end:
         raise WireError("a field of a body message is longer than the message")
     return body, end_of_stream
@@ -271,17 +275,17 @@ _IMMEDIATE_RESPONSE, _DYNAMIC_METADATA = 0x3A, 0x42
 def encode_reply(reply: Reply) -> bytes:
     """Encode one reply as a serialized `ProcessingResponse`.
 
-    Cost: 3 us with a pick, 0.3 us for a piece of body plus one copy of it; 3 us more when a
-    destination, header or body size is met for the first time; about 1.1 us per score.
+    Cost: 0.5 us with a pick, 0.4 us for a piece of body plus one copy of it; 3 us more when a
+    destination or body size is met for the first time or a header changes; about 1.1 us per score.
     """
     if isinstance(reply, StreamedBodyReply):
         body = reply.body
         head, tail = _streamed_frame(reply.request, len(body), reply.end_of_stream)
         return b"".join((head, body, tail))
     if isinstance(reply, HeadersReply):
-        return _encode_mutation(_HEADERS_REPLY[reply.request], reply.mutation)
+        return _encode_mutated(_HEADERS_REPLY[reply.request], reply.mutation)
     if isinstance(reply, BodyReply):
-        return _encode_mutation(_BODY_REPLY[reply.request], reply.mutation)
+        return _encode_mutated(_BODY_REPLY[reply.request], reply.mutation)
     if isinstance(reply, TrailersReply):
         trailers = _TRAILERS_REPLY[reply.request]
         if reply.destination is None:
@@ -302,6 +306,19 @@ def _streamed_frame(request: bool, body_bytes: int, end_of_stream: bool) -> tupl
         head = bytes((tag,)) + varint(size) + head
         size = len(head) + body_bytes + len(tail)
     return head, tail
+
+
+def _encode_mutated(member: int, mutation: Mutation) -> bytes:
+    if mutation.set_headers or mutation.remove_headers or mutation.scores is not None:
+        return _encode_mutation(member, mutation)
+    return _encode_destination(member, mutation.destination, mutation.clear_route_cache)
+
+
+@lru_cache(maxsize=_PREFIX_CACHE_MAX)
+def _encode_destination(member: int, destination: str | None, clear_route_cache: bool) -> bytes:
+    """A reply that says no more than where to go, or nothing: nearly all of them."""
+    mutation = Mutation(destination=destination, clear_route_cache=clear_route_cache)
+    return _encode_mutation(member, mutation)
 
 
 def _encode_mutation(member: int, mutation: Mutation) -> bytes:

@@ -48,8 +48,10 @@ class ExtProcStream:
         except Exception as error:  # noqa: BLE001 - the last line of defence for the other streams
             self._on_bug(exchange, error)
             replies = (exchange.fail(self._clock()),)
-        self._answer(replies)
-        self._settle()
+        if replies:
+            self._answer(replies)
+        if exchange.unsettled:
+            self._settle()
 
     def on_close(self) -> None:
         """Give back what the exchange holds."""
@@ -59,8 +61,6 @@ class ExtProcStream:
             self._on_bug(self._exchange, error)
 
     def _answer(self, replies: Sequence[Reply]) -> None:
-        if not replies:
-            return
         self._transport.send([encode_reply(reply) for reply in replies])
         if isinstance(replies[-1], ImmediateReply):
             self._transport.finish()

@@ -103,6 +103,27 @@ def test_one_pick_s_own_scores_do_not_leak_into_the_next() -> None:
     assert run.pick(Request(prompt_tokens=9), pool).endpoint.slot == 0
 
 
+class Sparse(ByPrompt, frozen=True):
+    """The same scores, and one for a slot that is no candidate's."""
+
+    def by_slot(self, request: Request) -> dict[int, float]:
+        return {request.prompt_tokens: 1.0, 1_000: 1.0}
+
+
+def test_a_sparse_scorer_adds_what_its_scores_say() -> None:
+    pool = Snapshot(endpoints(3, 0, 9), 1)
+    run = scheduler((1.0, ByLoad()), (0.3, Sparse()))  # one for all: nothing leaks into the next
+    for tokens in (0, 1, 2, 77):
+        request = Request(prompt_tokens=tokens)
+        dense = scheduler((1.0, ByLoad()), (0.3, ByPrompt())).pick(request, pool)
+        sparse = run.pick(request, pool)
+        assert sparse.endpoint is dense.endpoint
+        assert sparse.totals == dense.totals
+        assert [t.scores for t in sparse.terms] == [t.scores for t in dense.terms]
+        subset = run.pick(request, pool, pool.endpoints[1:])
+        assert subset.totals == dense.totals[1:]
+
+
 def test_a_subset_is_scored_by_itself() -> None:
     run = scheduler((1.0, ByLoad()))
     pool = endpoints(0, 5, 2)

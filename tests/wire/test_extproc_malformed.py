@@ -224,7 +224,7 @@ def caches():
 
 
 def test_every_cache_has_a_size() -> None:
-    assert len(caches()) == 7
+    assert len(caches()) == 8
     assert all(cache.cache_info().maxsize <= 4096 for cache in caches())
 
 

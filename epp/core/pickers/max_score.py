@@ -30,8 +30,9 @@ class MaxScorePicker(Plugin, frozen=True):
     ) -> list[int]:
         if self.max_num_of_endpoints == 1:
             best = max(totals)
-            ties = [i for i, total in enumerate(totals) if total == best]
-            return ties if len(ties) == 1 else [rng.choice(ties)]
+            if totals.count(best) == 1:
+                return [totals.index(best)]
+            return [rng.choice([i for i, total in enumerate(totals) if total == best])]
         keys = [(total, rng.random()) for total in totals]
         order = sorted(range(len(totals)), key=keys.__getitem__, reverse=True)
         return order[: self.max_num_of_endpoints]

@@ -41,8 +41,10 @@ class ActiveRequestScorer(Plugin, frozen=True):
     def __call__(self, request: Request, endpoints: Sequence[Endpoint]) -> list[float]:
         idle, best = self.idle_threshold, self.max_busy_score
         counts = [e.inflight_requests for e in endpoints]
-        high = max(counts, default=0)
-        return [1.0 if c <= idle else (high - c) / high * best for c in counts]
+        distinct = set(counts)  # few, and each is scored once
+        high = max(distinct, default=0)
+        score = {c: 1.0 if c <= idle else (high - c) / high * best for c in distinct}
+        return [score[c] for c in counts]
 
 
 class TokenLoadScorer(Plugin, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -34,16 +34,20 @@ class PrefixCacheScorer(Plugin, frozen=True):
     """Producer of the match; empty = the default one."""
 
     def __call__(self, request: Request, endpoints: Sequence[Endpoint]) -> list[float]:
+        get = self.by_slot(request).get
+        return [get(e.slot, 0.0) for e in endpoints]
+
+    def by_slot(self, request: Request) -> Mapping[int, float]:
+        """See `SparseScorer`."""
         match = request.match
-        if not match.by_slot:
-            return [0.0] * len(endpoints)
-        total, get = match.blocks, match.by_slot.get
-        parts = [get(e.slot, 0) / total for e in endpoints]
-        w = self.match_length_weight
+        total, w = match.blocks, self.match_length_weight
+        parts = {slot: blocks / total for slot, blocks in match.by_slot.items()}
         if w == 0.0:
             return parts
         whole = total * match.block_tokens / self.match_length_scale_tokens
-        return [w * min(1.0, part * whole) ** 2 + (1.0 - w) * part for part in parts]
+        return {
+            slot: w * min(1.0, part * whole) ** 2 + (1.0 - w) * part for slot, part in parts.items()
+        }
 
 
 class NoHitLruScorer(Plugin, frozen=True):
