@@ -1,4 +1,5 @@
-"""What the benches share: CPU time of other processes, interleaved rounds, spreads, tables.
+"""What the benches share: CPU time of other processes, drivers in processes of their own,
+interleaved rounds, spreads, tables.
 
 CPU time is read from the kernel's clock of each process of a tree (Linux; the tree is read from
 /proc): user and system time together, threads that have ended included, in nanoseconds, where
@@ -11,8 +12,12 @@ order each time, and a figure is quoted as the median of its rounds with their e
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -125,6 +130,61 @@ def _process_cpu_s(pid: int) -> float:
         return time.clock_gettime((~pid << 3) | 2)
     except OSError:
         return 0.0
+
+
+class Worker:
+    """A module of ours that does jobs in a process of its own, one after the other: each job is a
+    line of JSON on its standard input, each result one on its standard output."""
+
+    def __init__(self, module: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def ask(self, job: msgspec.Struct, timeout_s: float) -> bytes:
+        """The result of a job; empty when the process died, as it does when it takes longer."""
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        watchdog = threading.Timer(timeout_s, process.kill)
+        watchdog.start()
+        try:
+            process.stdin.write(msgspec.json.encode(job) + b"\n")
+            process.stdin.flush()
+            return process.stdout.readline()
+        except BrokenPipeError:
+            return b""
+        finally:
+            watchdog.cancel()
+
+    def stop(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+# -- the command line ----------------------------------------------------------------------
+
+
+def parse_within(
+    parser: argparse.ArgumentParser, bounds: Mapping[str, tuple[float, float]]
+) -> argparse.Namespace:
+    """The arguments of this process; one outside its (least, greatest) value is an error."""
+    args = parser.parse_args()
+    for name, (low, high) in bounds.items():
+        if not low <= getattr(args, name) <= high:
+            parser.error(f"--{name} must be {low} to {high}")
+    return args
 
 
 # -- what is printed -----------------------------------------------------------------------

@@ -38,6 +38,7 @@ from bench.measure import (
     interleave,
     load_average,
     machine,
+    parse_within,
     table,
     verdict,
 )
@@ -377,13 +378,8 @@ def _arguments() -> argparse.Namespace:
     add("--endpoints", type=int, default=64, help="of the pool, at most 254")
     add("--events", type=int, default=32, help="of a streamed answer; 1 leaves chunks out")
     add("--json", metavar="FILE", help="write the JSON there, not behind the tables")
-    args = parser.parse_args()
-    for name, low, high in (
-        *(("rounds", 1, 1000), ("connections", 1, 1000), ("endpoints", 1, 254)),
-        *(("events", 1, 1000), ("seconds", 0.05, 600)),
-    ):
-        if not low <= getattr(args, name) <= high:
-            parser.error(f"--{name} must be {low} to {high}")
+    bounds = {"rounds": (1, 1000), "connections": (1, 1000), "endpoints": (1, 254)}
+    args = parse_within(parser, {**bounds, "events": (1, 1000), "seconds": (0.05, 600)})
     unknown = [name for name in args.arms if name not in names]
     if unknown or not args.arms:
         parser.error(f"--arms takes {', '.join(names)}, not {','.join(unknown) or 'nothing'}")

@@ -37,6 +37,7 @@ from bench.measure import (
     interleave,
     load_average,
     machine,
+    parse_within,
     table,
     verdict,
 )
@@ -473,13 +474,8 @@ def _arguments() -> argparse.Namespace:
     add("--open", type=int, default=2_000, help="event streams held open")
     add("--resets", type=int, default=20_000, help="streams opened, answered and reset")
     add("--json", metavar="FILE", help="write the JSON there, not behind the tables")
-    args = parser.parse_args()
-    for name, low, high in (
-        *(("rounds", 1, 1000), ("endpoints", 1, 254), ("seconds", 0.05, 600)),
-        *(("open", 1, 10_000), ("resets", 4, 1_000_000)),
-    ):
-        if not low <= getattr(args, name) <= high:
-            parser.error(f"--{name} must be {low} to {high}")
+    bounds = {"rounds": (1, 1000), "endpoints": (1, 254), "seconds": (0.05, 600)}
+    args = parse_within(parser, {**bounds, "open": (1, 10_000), "resets": (4, 1_000_000)})
     if not all(1 <= size <= 1024 for size in args.sizes):
         parser.error("--sizes must be 1 to 1024 KiB")
     return args

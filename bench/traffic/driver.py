@@ -10,19 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import subprocess
 import sys
-import threading
 import time
 from collections import Counter
 from functools import lru_cache, partial
-from types import TracebackType
-from typing import Self, cast
+from typing import cast
 
 import msgspec
 import uvloop
 
-from bench.measure import percentile
+from bench.measure import Worker, percentile
 from bench.traffic.http1 import Message, Reader
 from bench.traffic.prompts import Prompts
 from bench.traffic.upstream import ANSWER, BODY_HEADER, STREAM_HEADER, stream_bytes
@@ -172,54 +169,18 @@ def _head(job: Job) -> bytes:
     ).encode()
 
 
-class Driver:
+class Driver(Worker):
     """The driver's process, as the bench holds it."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.traffic.driver"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        super().__init__("bench.traffic.driver")
 
     def run(self, job: Job) -> Result:
         """Do a job; a driver that does not answer is killed, which is an error of the result."""
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        watchdog = threading.Timer(job.seconds + 2 * GRACE_S, process.kill)
-        watchdog.start()
-        try:
-            process.stdin.write(msgspec.json.encode(job) + b"\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = b""
-        finally:
-            watchdog.cancel()
+        line = self.ask(job, job.seconds + 2 * GRACE_S)
         if not line:
             return Result(requests=0, seconds=0.0, errors={"the driver died": 1})
         return msgspec.json.decode(line, type=Result)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
 
 
 def main() -> None:

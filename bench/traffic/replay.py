@@ -17,9 +17,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import ssl
-import subprocess
 import sys
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
@@ -30,7 +28,7 @@ from typing import cast
 import msgspec
 import uvloop
 
-from bench.measure import percentile
+from bench.measure import Worker, percentile
 from bench.traffic.frames import (
     ACK,
     DATA,
@@ -428,47 +426,18 @@ def _tls() -> ssl.SSLContext:
     return context
 
 
-class Replayer:
+class Replayer(Worker):
     """The driver's process, as the bench holds it."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "bench.traffic.replay"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+        super().__init__("bench.traffic.replay")
 
     def run(self, job: Job) -> Result:
         """Do a job; a driver that does not answer is killed, which is an error of the result."""
-        process = self._process
-        assert process.stdin is not None
-        assert process.stdout is not None
-        watchdog = threading.Timer(job.seconds + 3 * GRACE_S, process.kill)
-        watchdog.start()
-        try:
-            process.stdin.write(msgspec.json.encode(job) + b"\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        except BrokenPipeError:
-            line = b""
-        finally:
-            watchdog.cancel()
+        line = self.ask(job, job.seconds + 3 * GRACE_S)
         if not line:
             return Result(streams=0, seconds=0.0, errors={"the driver died": 1})
         return msgspec.json.decode(line, type=Result)
-
-    def stop(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
 
 
 async def _do(job: Job, kept: list[Connection]) -> Result:

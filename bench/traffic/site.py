@@ -55,7 +55,8 @@ class Site:
         port = int(self.upstream.wait_for("port", self._upstream_port))
         self._all = [f"{host}:{port}" for host in addresses(max(endpoints, IDLE_ENDPOINTS))]
         self._pool = self._all[:endpoints]
-        self.driver = stack.enter_context(Driver())
+        self.driver = Driver()
+        stack.callback(self.driver.stop)
         self.epps = {arm: self._start_epp(arm) for arm in arms if arm.transport}
         self.envoys = {arm: self._start_envoy(arm) for arm in arms}
 

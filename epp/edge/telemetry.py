@@ -206,7 +206,7 @@ class Telemetry:
             self._stream_s.observe((exchange.finished_s or 0.0) - exchange.started_s)
             self._streams.series(exchange.cause.value if exchange.cause else "unknown").inc()
         if log.isEnabledFor(VERBOSE):
-            log.log(VERBOSE, "exchange over", extra={"fields": _summary(exchange)})
+            log.log(VERBOSE, "request finished", extra={"fields": _summary(exchange)})
 
     def _forget_id(self, exchange: Exchange) -> None:
         request = exchange.request
@@ -432,10 +432,11 @@ def _summary(exchange: Exchange) -> dict[str, object]:
         fields["prompt_tokens"] = decision.request.prompt_tokens
     if exchange.drop is not None:
         fields["drop_reason"] = exchange.drop.reason.value
+        fields["status"] = exchange.drop.http_status
     if exchange.first_byte_s is not None:
         fields["ttft_s"] = round(exchange.first_byte_s - exchange.started_s, 6)
     if exchange.finished_s is not None:
         fields["duration_s"] = round(exchange.finished_s - exchange.started_s, 6)
-    fields["status"] = exchange.status
+    fields.setdefault("status", exchange.status)
     fields["cause"] = exchange.cause.value if exchange.cause else None
     return fields

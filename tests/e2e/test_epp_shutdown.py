@@ -98,7 +98,7 @@ async def test_M04_a_stream_outlives_sigterm_and_health_tells_at_once(
         assert [piece async for piece in pieces] == []
     assert await exit_status(epp, EXIT_S_MAX) == 0
     assert problems(epp) == []
-    ends = [e for e in log_entries(epp) if e["message"] == "exchange over"]
+    ends = [e for e in log_entries(epp) if e["message"] == "request finished"]
     assert {e["cause"] for e in ends} == {"natural"}
 
 

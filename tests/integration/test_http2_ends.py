@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import socket
 import ssl
 import warnings
 from collections import Counter
-from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -32,17 +30,13 @@ from tests.integration.transports import (
     Recorders,
     frame,
     header_block,
+    no_log_noise,
     on_uvloop,
     serving,
     trusting_anyone,
 )
 
-
-@pytest.fixture(autouse=True)
-def no_log_noise(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    caplog.set_level(logging.INFO)
-    yield
-    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
+__all__ = ["no_log_noise"]
 
 
 # -- TLS -----------------------------------------------------------------------------------

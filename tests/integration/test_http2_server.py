@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import socket
 import subprocess
 import sys
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -19,7 +17,6 @@ from h2.config import H2Configuration
 from h2.connection import H2Connection
 from h2.events import DataReceived, StreamEnded, TrailersReceived
 
-from epp.core.streams import Transport
 from epp.edge import accept, http2_port
 from epp.edge.health import CHECK_PATH
 from epp.edge.http2 import Limits
@@ -35,27 +32,22 @@ from tests.integration.transports import (
     NOT_SERVING,
     PROCESS_PATH,
     WINDOW_UPDATE,
+    Census,
     Faults,
     Gateway,
-    Recorder,
     Recorders,
-    echo,
     frame,
     header_block,
     keep,
     message,
+    no_log_noise,
     on_uvloop,
     resident_kib,
     serving,
     trusting_anyone,
 )
 
-
-@pytest.fixture(autouse=True)
-def no_log_noise(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
-    caplog.set_level(logging.INFO)
-    yield
-    assert [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING] == []
+__all__ = ["no_log_noise"]
 
 
 # -- stock clients -------------------------------------------------------------------------
@@ -393,62 +385,33 @@ async def test_a_peer_that_writes_slowly_gets_its_answer_and_delays_nobody() -> 
 async def test_O01_A24_twenty_thousand_reset_streams_leave_nothing_behind(
     how: str, record_property: Callable[[str, object], None]
 ) -> None:
-    alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
-    closes: list[int] = []
     answer = bytes(200_000) if how == "reset in the middle" else b"a"
-
-    class Counted(Recorder):
-        def on_close(self) -> None:
-            super().on_close()
-            closes.append(self.closes)
-
-    def counted(transport: Transport) -> Recorder:
-        stream = Counted(transport, lambda stream, _: stream.transport.send((answer,)))
-        alive.add(stream)
-        return stream
-
-    streams_count, wave = 20_000 // (1 if answer == b"a" else 10), 100
-    async with serving(FAST, counted) as (server, port), asyncio.timeout(60):
+    streams = Census(lambda stream, _: stream.transport.send((answer,)))
+    count = 20_000 // (1 if answer == b"a" else 10)
+    async with serving(FAST, streams) as (server, port), asyncio.timeout(60):
         gateway = await Gateway.connect(port)
         before_kib = 0
-        for first in range(1, 2 * streams_count, 2 * wave):
-            stream_ids = range(first, first + 2 * wave, 2)
-            for stream_id in stream_ids:
-                gateway.open(stream_id, b"a")
-            answered = set()
-            while len(answered) < wave:
-                got = await gateway.read()
-                if got.kind == DATA:
-                    answered.add(got.stream_id)
-            for stream_id in stream_ids:
-                if how == "half-closed and reset":
-                    gateway.half_close(stream_id)
-                gateway.reset(stream_id)
+        half_close = how == "half-closed and reset"
+        async for done in gateway.reset_waves(count, 100, half_close=half_close):
             if answer != b"a":
                 gateway.write(frame(WINDOW_UPDATE, 0, 0, (1 << 24).to_bytes(4)))
-            if first < streams_count <= first + 2 * wave:
+            if done == count // 2:
                 before_kib = resident_kib()
         await gateway.frames_until_pong()
         assert server.streams_inflight == 0
         gc.collect()
-        assert len(alive) == 0
+        assert len(streams.alive) == 0
         growth_kib = resident_kib() - before_kib
         record_property("rss_growth_kib", growth_kib)
         assert growth_kib < 4_096
         await gateway.close()
-    assert closes == [1] * streams_count
+    assert streams.closes == [1] * count
 
 
 @on_uvloop
 async def test_connections_and_their_streams_are_freed_without_the_garbage_collector() -> None:
-    alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
-
-    def kept(transport: Transport) -> Recorder:
-        stream = Recorder(transport, echo)
-        alive.add(stream)
-        return stream
-
-    async with serving(FAST, kept) as (server, port), asyncio.timeout(20):
+    streams = Census()
+    async with serving(FAST, streams) as (server, port), asyncio.timeout(20):
         gc.collect()
         gc.disable()
         try:
@@ -462,7 +425,7 @@ async def test_connections_and_their_streams_are_freed_without_the_garbage_colle
             (port_served,) = server._ports
             while port_served.connections:  # noqa: ASYNC110
                 await asyncio.sleep(0)
-            assert len(alive) == 0
+            assert len(streams.alive) == 0
         finally:
             gc.enable()
 

@@ -5,20 +5,23 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import ssl
+import weakref
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc
 import hpack
+import pytest
 import uvloop
 from grpc import aio
 
 from epp.core.streams import StreamFactory, Transport
-from epp.edge import grpcio, http2
+from epp.edge import grpcio, http2, http2_port
 from epp.edge.health import CHECK_PATH, EXT_PROC_SERVICE, Health
 
 PROCESS_PATH = f"/{EXT_PROC_SERVICE}/Process"
@@ -36,10 +39,12 @@ class Kind(NamedTuple):
     name: str
     server: Callable[..., Any]
     limits: Callable[..., Any]
+    log: str
+    """Name of the logger that tells of bugs in streams."""
 
 
-GRPCIO = Kind("grpcio", grpcio.GrpcioServer, grpcio.Limits)
-FAST = Kind("fast", http2.Http2Server, http2.Limits)
+GRPCIO = Kind("grpcio", grpcio.GrpcioServer, grpcio.Limits, grpcio.__name__)
+FAST = Kind("fast", http2.Http2Server, http2.Limits, http2_port.__name__)
 
 
 # -- streams -------------------------------------------------------------------------------
@@ -90,11 +95,49 @@ class Recorders:
         return self.made[-1]
 
 
+class Census:
+    """A StreamFactory that keeps no stream: which of them live, and how often each was closed."""
+
+    def __init__(self, act: Callable[[Recorder, bytes], None] = echo) -> None:
+        self.act = act
+        self.alive: weakref.WeakSet[Recorder] = weakref.WeakSet()
+        self.closes: list[int] = []
+
+    def __call__(self, transport: Transport) -> Recorder:
+        stream = _Counted(transport, self.act, self.closes)
+        self.alive.add(stream)
+        return stream
+
+
+class _Counted(Recorder):
+    def __init__(
+        self, transport: Transport, act: Callable[[Recorder, bytes], None], closes: list[int]
+    ) -> None:
+        super().__init__(transport, act)
+        self.all_closes = closes
+
+    def on_close(self) -> None:
+        super().on_close()
+        self.all_closes.append(self.closes)
+
+
 class Faults(Counter[str]):
     """Counts what a server reports."""
 
     def __call__(self, reason: str) -> None:
         self[reason] += 1
+
+
+@pytest.fixture(autouse=True)
+def no_log_noise(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """Nothing in a module that imports this logs a warning, unless the test takes it from `caplog`
+    itself."""
+    caplog.set_level(logging.INFO)
+    yield
+    records = caplog.get_records("setup") + caplog.get_records("call") + caplog.records
+    messages = [r.getMessage() for r in records if r.levelno >= logging.WARNING]
+    # grpc.aio's poller complains when an event comes for the loop of an earlier test elsewhere.
+    assert [m for m in messages if "PollerCompletionQueue" not in m] == []
 
 
 def on_uvloop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
@@ -148,6 +191,11 @@ def check(channel: aio.Channel, service: bytes = b"") -> aio.UnaryUnaryCall:
 async def reset(call: aio.StreamStreamCall) -> None:
     call.cancel()
     assert await call.code() is grpc.StatusCode.CANCELLED
+
+
+def readers() -> list[asyncio.Task[None]]:
+    """Tasks that read for the grpcio transport and live."""
+    return [task for task in asyncio.all_tasks() if "_Call._read" in repr(task.get_coro())]
 
 
 # -- raw frames ----------------------------------------------------------------------------
@@ -226,12 +274,15 @@ class Gateway:
             self.write(frame(SETTINGS, ACK, 0))
         return got
 
-    async def until(self, kind: int, *, flags: int | None = None) -> Frame:
-        """The next frame of a kind; all before it are dropped."""
+    async def until(
+        self, kind: int, *, flags: int | None = None, never: int | None = None
+    ) -> Frame:
+        """The next frame of a kind; all before it are dropped, but none may be a `never`."""
         while True:
             got = await self.read()
             if got.kind == kind and flags in (None, got.flags):
                 return got
+            assert got.kind != never, got
 
     async def answer(self, stream_id: int) -> bytes:
         """The next message on a stream, whose answer begins with a frame of its own."""
@@ -253,6 +304,24 @@ class Gateway:
         while (got := await self.read())[:2] != (PING, ACK):
             frames.append(got)
         return frames
+
+    async def reset_waves(
+        self, streams_count: int, wave: int, *, half_close: bool = False
+    ) -> AsyncIterator[int]:
+        """Open streams, `wave` at a time, and reset each when its answer has begun. Yields how many
+        were reset so far."""
+        for first in range(1, 2 * streams_count, 2 * wave):
+            stream_ids = range(first, first + 2 * wave, 2)
+            for stream_id in stream_ids:
+                self.open(stream_id, b"a")
+            answered: set[int] = set()
+            while len(answered) < wave:
+                answered.add((await self.until(DATA)).stream_id)
+            for stream_id in stream_ids:
+                if half_close:
+                    self.half_close(stream_id)
+                self.reset(stream_id)
+            yield first // 2 + wave
 
     async def closed_by_peer(self) -> None:
         """Read to the end of the connection."""

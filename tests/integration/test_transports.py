@@ -1,12 +1,10 @@
-"""What both transports do alike, each with grpc.aio and raw clients; the older is the oracle."""
+"""What both transports do alike, each with grpc.aio and raw clients."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import socket
-from collections.abc import Iterator
 
 import grpc
 import pytest
@@ -34,12 +32,15 @@ from tests.integration.transports import (
     echo,
     frame,
     keep,
+    no_log_noise,
     process,
+    readers,
     reset,
     serving,
 )
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")  # grpc.aio belongs to one loop
+pytestmark = pytest.mark.asyncio(loop_scope="session")  # O-10: grpc.aio belongs to one loop
+__all__ = ["no_log_noise"]
 
 
 @pytest.fixture(params=[GRPCIO, FAST], ids=lambda kind: kind.name)
@@ -47,30 +48,17 @@ def kind(request: pytest.FixtureRequest) -> Kind:
     return request.param
 
 
-@pytest.fixture(autouse=True)
-def no_log_noise(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
-    """Nothing here logs a warning, unless the test takes it from `caplog` itself."""
-    caplog.set_level(logging.INFO)
-    yield caplog
-    records = caplog.get_records("setup") + caplog.get_records("call") + caplog.records
-    messages = [r.getMessage() for r in records if r.levelno >= logging.WARNING]
-    # grpc.aio's poller complains when an event comes for the loop of an earlier test elsewhere.
-    assert [m for m in messages if "PollerCompletionQueue" not in m] == []
-
-
 # -- messages ------------------------------------------------------------------------------
 
 
-async def test_thousands_of_messages_are_answered_in_order(kind: Kind) -> None:
+async def test_ten_thousand_messages_are_answered_in_order(kind: Kind) -> None:
     streams = Recorders()
-    messages = [b"%d" % n for n in range(3_000)]
+    messages = [b"%d" % n for n in range(10_000)]
     async with serving(kind, streams) as (_, port), connected(port) as channel:
         call = process(channel)
-        writer = asyncio.create_task(_write(call, messages))
-        answers = [await call.read() for _ in messages]
+        writer = asyncio.create_task(_write(call, messages, half_close=True))
+        answers = [answer async for answer in call]
         await writer
-        await call.done_writing()
-        assert await call.read() is aio.EOF
         assert await call.code() is grpc.StatusCode.OK
     assert answers == messages == streams.made[0].received
     assert streams.made[0].closes == 1
@@ -258,7 +246,7 @@ async def _finished(call: aio.StreamStreamCall, streams: Recorders) -> None:
 @pytest.mark.parametrize(
     "until", [_opened, _asked, _sent, _answered, _stuck, _half_closed, _finished]
 )
-async def test_A24_a_client_cancel_at_any_point_closes_the_stream_exactly_once_and_silently(
+async def test_A24_a_reset_at_any_point_closes_the_stream_exactly_once_and_silently(
     kind: Kind, until
 ) -> None:
     streams = Recorders(keep)
@@ -273,6 +261,25 @@ async def test_A24_a_client_cancel_at_any_point_closes_the_stream_exactly_once_a
         await reset(other)
     assert [stream.closes for stream in streams.made] == [1] * len(streams.made)
     assert server.streams_inflight == 0
+    assert readers() == []
+
+
+async def test_A24_resets_in_the_middle_of_an_answer_are_silent(kind: Kind) -> None:
+    streams = Recorders(lambda stream, _: stream.transport.send((bytes(200_000), bytes(200_000))))
+    async with serving(kind, streams) as (server, port), asyncio.timeout(20):
+        gateway = await Gateway.connect(port)
+        for stream_id in range(1, 401, 2):
+            gateway.open(stream_id, b"a")
+            await gateway.until(DATA)  # also of a stream that was reset before
+            gateway.reset(stream_id)
+        gateway.open(401, b"a")
+        while (await gateway.until(DATA)).stream_id != 401:  # then all others were seen
+            pass
+        await gateway.close()
+        while server.streams_inflight:  # noqa: ASYNC110 - tasks of the server are awaited
+            await asyncio.sleep(0)
+    assert [stream.closes for stream in streams.made] == [1] * len(streams.made)
+    assert len(streams.made) > 100  # grpcio opens none for a reset that comes at once
 
 
 async def test_a_lost_connection_closes_all_its_streams_once(kind: Kind) -> None:
@@ -342,8 +349,8 @@ async def test_a_bug_while_opening_or_closing_ends_that_stream_only(kind: Kind, 
         assert await process(channel).code() is grpc.StatusCode.INTERNAL
     assert made[0].closes == 1
     assert server.streams_inflight == 0
-    logged = [record.exc_info[0] for record in caplog.records if record.exc_info]
-    assert logged == [ZeroDivisionError] * 3
+    logged = [(r.name, r.exc_info[0]) for r in caplog.records if r.exc_info]
+    assert logged == [(kind.log, ZeroDivisionError)] * 3
     caplog.clear()
 
 
@@ -427,16 +434,21 @@ async def test_a_peer_that_does_not_read_is_not_read_from_either(kind: Kind) -> 
         await other.read()  # another stream is not held up,
         for _ in range(100):  # and much later
             await check(channel)
-        assert 3 <= len(streams.made[0].received) <= 8
+        most = 5 if kind is GRPCIO else 8  # fast handles all that one read of the socket gave
+        assert 3 <= len(streams.made[0].received) <= most
         assert [(await call.read())[:2] for _ in range(50)] == [b"%02d" % n for n in range(50)]
         await writer
         await reset(call)
         await reset(other)
 
 
-async def _write(call: aio.StreamStreamCall, messages: list[bytes]) -> None:
+async def _write(
+    call: aio.StreamStreamCall, messages: list[bytes], *, half_close: bool = False
+) -> None:
     for message in messages:
         await call.write(message)
+    if half_close:
+        await call.done_writing()
 
 
 # -- methods and addresses -----------------------------------------------------------------
@@ -459,6 +471,21 @@ async def test_the_health_port_serves_health_and_nothing_else(kind: Kind) -> Non
         assert await check(channel) == await check(probes) == NOT_SERVING
         assert await process(probes).code() is grpc.StatusCode.UNIMPLEMENTED
     await server.drain(0)
+
+
+async def test_two_servers_live_side_by_side_on_one_loop(kind: Kind) -> None:
+    one, two = Recorders(), Recorders()
+    async with (
+        serving(kind, one) as (_, port),
+        serving(kind, two) as (_, other_port),
+        connected(port) as channel,
+        connected(other_port) as other,
+    ):
+        for call in process(channel), process(other):
+            await call.write(b"a")
+            assert await call.read() == b"a"
+            await reset(call)
+    assert [len(one.made), len(two.made)] == [1, 1]
 
 
 @pytest.mark.parametrize("which", ["port", "health_port"])
@@ -596,7 +623,7 @@ async def test_a_gateway_may_ping_as_often_as_it_likes(kind: Kind) -> None:
         for _ in range(12):
             assert GOAWAY not in {got.kind for got in await gateway.frames_until_pong()}
         streams.made[0].transport.send((b"its answer",))
-        assert (await gateway.until(DATA)).payload.endswith(b"its answer")
+        assert (await gateway.until(DATA, never=GOAWAY)).payload.endswith(b"its answer")
         await gateway.close()
         await streams.made[0].closed.wait()
 
@@ -609,7 +636,7 @@ async def test_the_streams_of_a_gateway_that_answers_no_ping_any_more_are_closed
         gateway.open(1, b"a")
         await streams.opened.wait()
         for _ in range(3):
-            ping = await gateway.until(PING, flags=0)
+            ping = await gateway.until(PING, flags=0, never=GOAWAY)
             assert not streams.made[0].closes
             gateway.write(frame(PING, ACK, 0, ping.payload))
         await streams.made[0].closed.wait()
