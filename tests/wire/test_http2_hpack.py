@@ -118,7 +118,8 @@ def test_a_bomb_of_references_costs_no_memory() -> None:
     assert ours.decode(b"\xbe" * 32_000) is None  # 130 MB of header list
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert peak < 50_000
+    # Other threads of the test process allocate meanwhile; the list itself would be 130 MB.
+    assert peak < 5_000_000
 
 
 def test_what_we_encode_needs_no_table() -> None:
