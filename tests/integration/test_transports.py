@@ -167,9 +167,10 @@ async def test_a_stream_may_finish_while_it_handles_a_message_and_gets_no_more(k
     async with serving(kind, streams) as (_, port), connected(port) as channel:
         call = process(channel)
         await call.write(b"a")
-        await call.read()
-        await call.write(b"b")
-        for _ in range(7):
+        await streams.opened.wait()
+        await streams.made[0].got.wait()
+        await call.write(b"b")  # before a read lets the end of the call in, after which it may not
+        for _ in range(8):
             assert await call.read() == bytes(1 << 20)
         assert await call.read() is aio.EOF
         assert await call.code() is grpc.StatusCode.OK
