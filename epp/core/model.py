@@ -183,6 +183,20 @@ class PrefixMatch(msgspec.Struct, frozen=True):
 NO_MATCH = PrefixMatch()
 
 
+class Prediction(msgspec.Struct, frozen=True):
+    """What a request can expect from one endpoint, by the learned rates."""
+
+    ttft_s: float
+    """Seconds to the first token."""
+    tpot_s: float
+    """Seconds per output token after it."""
+
+
+NO_PREDICTIONS: Mapping[int, Prediction] = MappingProxyType({})
+CHANCE = Random(0)
+"""Stands in for the decider's source of chance in a request that no decider has seen."""
+
+
 class Request(msgspec.Struct, eq=False, kw_only=True):
     """What we read of one client request, and what we looked up for it. Made by `core.parse`,
     completed by `core.decide`."""
@@ -206,9 +220,17 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     body_bytes: int = 0
     priority: int = 0
     fairness_id: str = DEFAULT_FAIRNESS_ID
+    slo_ttft_s: float | None = None
+    """The client's promise for the first token (`x-llm-d-slo-ttft-ms`); `None` = none given."""
+    slo_tpot_s: float | None = None
+    """The same per output token (`x-llm-d-slo-tpot-ms`)."""
     chains: tuple[Sequence[int], ...] = ()
     """Names of the full prefix blocks, one chain per prompt, prompt order."""
     match: PrefixMatch = NO_MATCH
+    predictions: Mapping[int, Prediction] = NO_PREDICTIONS
+    """Endpoint slot -> prediction, where a plugin asks for them; a slot may be absent."""
+    rng: Random = CHANCE
+    """The decider's source of chance, for plugins that explore."""
 
 
 class Reads(Flag):
