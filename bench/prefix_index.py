@@ -1,6 +1,7 @@
 """What the prefix index costs: memory per held block, learn, match, forget, collector pauses.
 
-Run as `python -m bench.prefix_index [--json] [--slots N] [--slot-blocks N]`. Times are CPU time of
+Run as `python -m bench.prefix_index [--json] [--slots N] [--slot-blocks N]`, or with `--dynamo` for
+look-ups beside those of Dynamo's radix tree (`bench.radix_tree`) and nothing else. Times are CPU time of
 this thread. Every figure is a median unless its name says otherwise; a figure is better when
 smaller. The driver draws new names for each chain, so no name object is shared between learns.
 """
@@ -18,6 +19,8 @@ from pathlib import Path
 from random import Random
 from statistics import median
 
+from bench.dynamo import DynamoMissingError
+from bench.radix_tree import compare
 from epp.core.prefix import PrefixIndex, name_blocks, root_of
 
 CHAIN_BLOCKS = 512
@@ -33,8 +36,14 @@ def main() -> None:
     parser.add_argument(
         "--slot-blocks", type=int, default=31_250, help="blocks per endpoint (default 31250)"
     )
+    parser.add_argument(
+        "--dynamo", action="store_true", help="compare look-ups with Dynamo's, which is optional"
+    )
     args = parser.parse_args()
-    figures = measure(args.slots, args.slot_blocks)
+    try:
+        figures = compare() if args.dynamo else measure(args.slots, args.slot_blocks)
+    except DynamoMissingError as error:
+        raise SystemExit(str(error)) from None
     if args.json:
         print(json.dumps(figures, indent=2))
     else:

@@ -49,6 +49,10 @@ class KvCache:
         """Blocks held by sequences / all blocks, 0..1. A full cache that nobody holds is 0."""
         return 1.0 - self.free_blocks / self.blocks
 
+    def __contains__(self, name: BlockName) -> bool:
+        """Whether the block is here, held or not."""
+        return name in self._holders or name in self._cached
+
     def match(self, names: Sequence[BlockName], blocks_max: int) -> int:
         """How many leading blocks are here, at most `blocks_max`."""
         holders, cached = self._holders, self._cached

@@ -16,6 +16,11 @@ One step, as in vLLM 0.32 with its default (first come, first served) policy:
 3. Full blocks get their names when the step begins, so a request admitted later in the same step
    finds them already. A match never covers the last token: (tokens - 1) // block_tokens blocks.
 
+For simulations, `begin` can take many decode steps as one: those between two changes of the batch,
+in which nobody ends, is admitted or is preempted. A request that is submitted meanwhile changes
+that: `cut` ends the merged step where the next of its steps ends. Tokens and times are those of
+single steps.
+
 The output length is part of the request: the model decides it, not the engine.
 """
 
@@ -30,7 +35,8 @@ from bench.engine.cost import CostModel
 from bench.engine.kvcache import BlockName, KvCache
 
 MERGED_STEPS_MAX = 64
-"""Most decode steps taken as one: bounds the error of pricing them alike."""
+"""Most decode steps taken as one: their tokens and blocks are accounted at the end of the last, so
+this bounds how far `load` and `LiveRequest` lag behind meanwhile."""
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,6 +122,10 @@ class StepResult(msgspec.Struct, eq=False):
     duration_s: float = 0.0
     steps: int = 1
     """Decode steps taken as one; each request in `tokens` got this many tokens."""
+    first_s: float = 0.0
+    """What the first of them takes."""
+    growth_s: float = 0.0
+    """How much longer each is than the one before: it reads more of the KV cache."""
     prefill_tokens: int = 0
     decoding: int = 0
     """Requests that decoded, one budget token each."""
@@ -138,6 +148,15 @@ class StepResult(msgspec.Struct, eq=False):
     def end_s(self) -> float:
         """When the step's results exist."""
         return self.began_s + self.duration_s
+
+    def span_s(self, steps: int) -> float:
+        """What the first `steps` of the steps take together."""
+        return steps * self.first_s + self.growth_s * (steps * (steps - 1) / 2)
+
+    def merge(self, steps: int) -> None:
+        """Let it be `steps` decode steps."""
+        self.steps = steps
+        self.duration_s = self.span_s(steps)
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
@@ -226,7 +245,7 @@ class Engine:
 
         Args:
             until_s: when given, pure decode steps that end by then are taken as one, up to
-                `MERGED_STEPS_MAX`; for a simulation whose next event comes at that time.
+                `MERGED_STEPS_MAX`. Whoever submits meanwhile calls `cut`.
         Returns: how long the step takes, seconds; `None` when there is nothing to do.
         """
         assert self._step is None, "the step before was not completed"
@@ -240,16 +259,38 @@ class Engine:
             self._step, self._cleared = None, step.cleared
             return None
         step.decoding = len(self._decodes)
-        step.duration_s = self._price(step)
-        if until_s is not None and not self._chunks and not self.waiting:
+        step.duration_s = step.first_s = self._price(step)
+        if until_s is not None and not self._chunks and not step.preempted:
             self._merge_decode_steps(step, until_s)
-        step.removed, self.kv.removed = self.kv.removed, []
         return step.duration_s
+
+    def next_boundary_s(self, now_s: float) -> float:
+        """When the step that is being taken at `now_s` ends, by itself if steps were merged."""
+        step = self._step
+        assert step is not None, "no step was begun"
+        steps = 1
+        while steps < step.steps and step.began_s + step.span_s(steps) < now_s:
+            steps += 1
+        return step.began_s + step.span_s(steps)
+
+    def cut(self, now_s: float) -> float | None:
+        """Something changed: let the merged steps end with the one that is being taken.
+
+        Returns: when the current step ends, at or after `now_s`; `None` when there is none.
+        """
+        step = self._step
+        if step is None:
+            return None
+        while step.steps > 1 and step.began_s + step.span_s(step.steps - 1) >= now_s:
+            step.merge(step.steps - 1)
+        return step.end_s
 
     def complete(self) -> StepResult:
         """The planned step is over: hand out its tokens."""
         step = self._step
         assert step is not None, "no step was begun"
+        if step.steps > 1:
+            self._take_merged(step.steps - 1)
         for live in self._decodes:
             if live.running:
                 self._give_tokens(step, live, step.steps)
@@ -258,6 +299,7 @@ class Engine:
                 self._give_tokens(step, live, min(1, live.request.output_tokens))
         if step.finished:
             self.running = [live for live in self.running if live.running]
+        step.removed, self.kv.removed = self.kv.removed, []
         self._step = None
         return step
 
@@ -390,25 +432,37 @@ class Engine:
         )
 
     def _merge_decode_steps(self, step: StepResult, until_s: float) -> None:
-        """Make one long step of the decode steps that fit before `until_s`, before the first
-        request ends and into the free blocks."""
-        remaining = min(live.request.output_tokens - live.generated for live in self._decodes)
-        fitting = int(min((until_s - step.began_s) / step.duration_s, MERGED_STEPS_MAX))
-        steps = min(remaining, fitting)
-        more = steps - 1
-        if more < 1 or len(self._decodes) < len(self.running):
+        """Make one long step of the decode steps that end by `until_s`, before the first request
+        ends and into the free blocks."""
+        decodes = self._decodes
+        if len(decodes) < len(self.running) or (self.waiting and self._may_name()):
             return
+        steps = min(live.request.output_tokens - live.generated for live in decodes)
+        steps = min(steps, MERGED_STEPS_MAX)
         blocks = sum(
-            self._blocks_for(live.computed + more) - len(live.held) - live.private_blocks
-            for live in self._decodes
+            self._blocks_for(live.computed + steps - 1) - len(live.held) - live.private_blocks
+            for live in decodes
         )
-        if blocks > self.kv.free_blocks:
+        if steps < 2 or blocks > self.kv.free_blocks:
             return
+        step.growth_s = len(decodes) * self.cost.decode_kv_token_s / self.cost.speed
+        step.merge(steps)
+        while step.steps > 1 and step.end_s > until_s:
+            step.merge(step.steps - 1)
+
+    def _may_name(self) -> bool:
+        """Decoding may name blocks, which a waiting request then could find."""
+        size = self.limits.block_tokens
+        return any(len(live.request.blocks) > live.computed // size for live in self._decodes)
+
+    def _take_merged(self, more: int) -> None:
+        """Account for the merged steps after the first; their blocks were found to be free."""
         for live in self._decodes:
-            self._reserve(live, more)
-            self._advance(live, more)
-        step.steps = steps
-        step.duration_s *= steps
+            if live.running:
+                if live.computed + more > live.reserved_tokens:
+                    fits = self._reserve(live, more)
+                    assert fits, "merged steps were found to fit"
+                self._advance(live, more)
 
     def _give_tokens(self, step: StepResult, live: LiveRequest, tokens: int) -> None:
         live.last_token_s = step.end_s

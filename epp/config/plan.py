@@ -267,7 +267,9 @@ def _parsers(
 
 def _producers(profile: Profile, table: PluginTable) -> tuple[PrefixParams | None, InflightParams]:
     _check_producer_names(table)
-    scheduling = [f.filter for f in profile.filters] + [s.scorer for s in profile.scorers]
+    scheduling: list[object] = [f.filter for f in profile.filters]
+    scheduling += [s.scorer for s in profile.scorers]
+    scheduling.append(profile.cost)
     if any(hasattr(plugin, "prefix_match_info_producer_name") for plugin in scheduling):
         table.use("approx-prefix-cache-producer")
     table.declared("token-producer")

@@ -22,11 +22,19 @@ from epp.config.parameters import (
 from epp.config.schema import PluginSpec
 from epp.config.units import Seconds, shown
 from epp.core.errors import ConfigError
-from epp.core.registry import DEPRECATED, FILTERS, PICKERS, REFERENCE, SCORERS, Kind
+from epp.core.registry import COSTS, DEPRECATED, FILTERS, PICKERS, REFERENCE, SCORERS, Kind
 
-_SCHEDULING = {Kind.FILTER: FILTERS, Kind.SCORER: SCORERS, Kind.PICKER: PICKERS}
+_SCHEDULING = {
+    Kind.FILTER: FILTERS,
+    Kind.SCORER: SCORERS,
+    Kind.COST: COSTS,
+    Kind.PICKER: PICKERS,
+}
 PARAMETERS: Mapping[str, type[msgspec.Struct]] = MappingProxyType(
-    {**FILTERS, **SCORERS, **PICKERS, **{type_: cls for type_, (_, cls) in BUILT.items()}}
+    {
+        **{type_: cls for table in _SCHEDULING.values() for type_, cls in table.items()},
+        **{type_: cls for type_, (_, cls) in BUILT.items()},
+    }
 )
 """Every plugin type built here and the struct of its parameters."""
 
@@ -47,7 +55,18 @@ class Declared(msgspec.Struct, frozen=True):
         """What it can be used as; a type may be a filter and a scorer at once."""
         if self.type in BUILT:
             return frozenset((BUILT[self.type][0],))
-        return frozenset(kind for kind, table in _SCHEDULING.items() if self.type in table)
+        kinds = {kind for kind, table in _SCHEDULING.items() if self.type in table}
+        # `context-length-aware` scores, and filters when told to.
+        if not getattr(self.parameters, "enable_filtering", True):
+            kinds.discard(Kind.FILTER)
+        return frozenset(kinds)
+
+    def acting_as(self, kind: Kind) -> msgspec.Struct:
+        """The scheduling plugin in one of its kinds: a type of two kinds has a class for each."""
+        cls = _SCHEDULING[kind][self.type]
+        if isinstance(self.parameters, cls):
+            return self.parameters
+        return cls(**msgspec.structs.asdict(self.parameters))
 
 
 def canonical(type_: str) -> str:

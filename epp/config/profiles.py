@@ -5,6 +5,7 @@ pickers, an error asks to name one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast
 
 from epp.config.plugins import Declared, PluginTable
@@ -12,21 +13,15 @@ from epp.config.schema import ProfilePlugin, SchedulingProfile
 from epp.core.errors import ConfigError
 from epp.core.model import Filter, Picker, Scorer
 from epp.core.registry import Kind
-from epp.core.schedule import NamedFilter, Profile, WeightedScorer
+from epp.core.schedule import Cost, NamedFilter, Profile, WeightedScorer
 
 DEFAULT_PROFILE = "default"
-DEFAULT_SCORERS = (
-    ("prefix-cache-scorer", 3.0),
-    ("queue-scorer", 2.0),
-    ("kv-cache-utilization-scorer", 2.0),
-    ("active-request-scorer", 2.0),
-)
-"""Scorers and weights without any configuration. The first three are the reference's; the last is
-ours: it sees the requests sent since the last scrape, so a burst does not pile up on one
-endpoint."""
+DEFAULT_COST = "expected-latency"
+"""What chooses without any configuration; the reference would take its scorers for prefix, queue
+and KV cache."""
 DEFAULT_PICKER = "max-score-picker"
 DEFAULT_WEIGHT = 1.0
-_SCHEDULING = (Kind.FILTER, Kind.SCORER, Kind.PICKER)
+_SCHEDULING = (Kind.FILTER, Kind.SCORER, Kind.COST, Kind.PICKER)
 
 
 def complete_profile(
@@ -70,7 +65,8 @@ def build_profile(profile: SchedulingProfile, table: PluginTable, notices: list[
     plugins = [(e, table.find(e.plugin_ref, *_SCHEDULING, path=path)) for e in profile.plugins]
     picker = next(p for _, p in plugins if Kind.PICKER in p.kinds)
     scorers = [(e, p) for e, p in plugins if Kind.SCORER in p.kinds]
-    if not scorers and picker.type != "random-picker":
+    cost = _only_cost([p for _, p in plugins], path)
+    if not scorers and cost is None and picker.type != "random-picker":
         notices.append(f"profile `{profile.name}` has no scorer: endpoints are picked by chance")
     # The registry promises that a class in its table has that table's protocol.
     return Profile(
@@ -81,10 +77,39 @@ def build_profile(profile: SchedulingProfile, table: PluginTable, notices: list[
             if Kind.FILTER in p.kinds
         ),
         scorers=tuple(
-            WeightedScorer(p.name, _weight(e), cast("Scorer", p.parameters)) for e, p in scorers
+            WeightedScorer(p.name, _weight(e), cast("Scorer", p.parameters))
+            for e, p in scorers
+            if cost is None
         ),
         picker=cast("Picker", picker.parameters),
+        cost=None if cost is None else cast("Cost", cost.parameters),
     )
+
+
+def _only_cost(plugins: Sequence[Declared], path: str) -> Declared | None:
+    """The cost policy of a profile, which is then alone but for filters and the best-first picker.
+
+    Raises: ConfigError.
+    """
+    costs = [p for p in plugins if Kind.COST in p.kinds]
+    if not costs:
+        return None
+    cost = costs[0]
+    others = [p for p in plugins if Kind.SCORER in p.kinds and Kind.FILTER not in p.kinds]
+    for other in (*costs[1:], *others):
+        raise ConfigError(
+            f"`{cost.name}` weighs everything itself, so nothing else scores in its profile: "
+            f"remove `{other.name}`, or `{cost.name}`",
+            path=path,
+        )
+    picker = next(p for p in plugins if Kind.PICKER in p.kinds)
+    if picker.type != DEFAULT_PICKER:
+        raise ConfigError(
+            f"`{cost.name}` picks the least cost, not by chance: remove `{picker.name}` or make it "
+            f"a `{DEFAULT_PICKER}`",
+            path=path,
+        )
+    return cost
 
 
 def _weight(entry: ProfilePlugin) -> float:
@@ -112,10 +137,7 @@ def _declared_profile(table: PluginTable) -> SchedulingProfile:
     if declared:
         entries = tuple(ProfilePlugin(plugin_ref=plugin.name) for plugin in declared)
     else:
-        entries = tuple(
-            ProfilePlugin(plugin_ref=table.use(type_).name, weight=weight)
-            for type_, weight in DEFAULT_SCORERS
-        )
+        entries = (ProfilePlugin(plugin_ref=table.use(DEFAULT_COST).name),)
     return SchedulingProfile(name=DEFAULT_PROFILE, plugins=entries)
 
 

@@ -7,15 +7,18 @@ it."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
+from typing import Protocol
 
 import msgspec
 
 from epp.core.addresses import keep_subset
 from epp.core.errors import DropReason, RequestDropped
 from epp.core.inflight import Charge, Inflight
+from epp.core.latency.forecast import Forecast
 from epp.core.model import NO_MATCH, Endpoint, Pick, PrefixMatch, Request
-from epp.core.pool import Answered, Pool
+from epp.core.pool import Answered, Pool, PoolListener
 from epp.core.prefix import PrefixIndex, name_blocks, root_of
 from epp.core.schedule import Profile, Scheduler
 
@@ -52,6 +55,33 @@ class Decision(msgspec.Struct, eq=False):
     """Tokens of the prompt the picked endpoint is thought to hold."""
 
 
+class PrefixState(msgspec.Struct, frozen=True):
+    """How much is remembered, in prefix blocks of `block_tokens` tokens."""
+
+    block_tokens: int
+    distinct_blocks: int
+    held_blocks: int
+    """Summed over endpoints: a block that two hold counts twice."""
+    held_blocks_max: int
+
+
+class PrefixSource(PoolListener, Protocol):
+    """Who knows which endpoint holds what."""
+
+    def match(self, request: Request) -> PrefixMatch:
+        """Look up who holds the leading blocks of the request, or will once it has served what was
+        sent there; names them in `request.chains`."""
+
+    def learn(self, endpoint: Endpoint, request: Request) -> None:
+        """The request was sent there."""
+
+    def state(self) -> PrefixState:
+        """How much is remembered now."""
+
+    def held_by(self, endpoint: Endpoint) -> int:
+        """Blocks the endpoint is thought to hold."""
+
+
 class PrefixKeeper:
     """Owns the prefix index and keeps it in step with the pool (it is a `PoolListener`)."""
 
@@ -65,7 +95,10 @@ class PrefixKeeper:
         """KV block size each endpoint reports, in tokens; 0 = none yet."""
 
     def match(self, request: Request) -> PrefixMatch:
-        """Name the request's blocks (kept in `request.chains`) and look up who holds them."""
+        """Name the request's blocks (kept in `request.chains`, unless it came with names) and look
+        up who holds them."""
+        if request.chains:
+            return self._look_up(request.chains)
         if not request.prompts:
             return NO_MATCH
         block_tokens = self.block_tokens
@@ -78,17 +111,33 @@ class PrefixKeeper:
             ]
         )
         request.chains = chains
+        return self._look_up(chains)
+
+    def _look_up(self, chains: tuple[Sequence[int], ...]) -> PrefixMatch:
         blocks = sum(map(len, chains))
         if not blocks:
             return NO_MATCH
         return PrefixMatch(
-            blocks=blocks, block_tokens=block_tokens, by_slot=self.index.match(chains)
+            blocks=blocks, block_tokens=self.block_tokens, by_slot=self.index.match(chains)
         )
 
     def learn(self, endpoint: Endpoint, request: Request) -> None:
         """Remember that `endpoint` was sent this prompt."""
         if request.chains:
             self.index.learn(endpoint.slot, request.chains)
+
+    def state(self) -> PrefixState:
+        """How much is remembered now."""
+        return PrefixState(
+            block_tokens=self.block_tokens,
+            distinct_blocks=self.index.entries,
+            held_blocks=self.index.held,
+            held_blocks_max=self.params.blocks_max_total,
+        )
+
+    def held_by(self, endpoint: Endpoint) -> int:
+        """Blocks the endpoint is thought to hold."""
+        return self.index.held_by(endpoint.slot)
 
     # PoolListener
 
@@ -149,14 +198,19 @@ class Decider:
         pool: Pool,
         profile: Profile,
         inflight: Inflight,
-        prefix: PrefixKeeper | None,
+        prefix: PrefixSource | None,
         rng: Random,
+        forecast: Forecast | None = None,
     ) -> None:
-        """`prefix=None`: no scorer asks for prefix matches, so prompts are not hashed."""
+        """`prefix=None`: no plugin asks for prefix matches, so prompts are not hashed."""
         self.pool = pool
         self.inflight = inflight
         self.prefix = prefix
+        self.forecast = forecast or Forecast()
+        self._rng = rng
         self._scheduler = Scheduler(profile, rng)
+        self._predicts = profile.needs_predictions
+        pool.listen(self.forecast)
         if prefix is not None:
             pool.listen(prefix)
 
@@ -164,13 +218,28 @@ class Decider:
     def profile(self) -> Profile:
         return self._scheduler.profile
 
-    def decide(self, request: Request, *, subset: tuple[str, ...] | None, now_s: float) -> Decision:
+    def decide(
+        self,
+        request: Request,
+        *,
+        subset: tuple[str, ...] | None,
+        now_s: float,
+        first_byte_seen: bool = True,
+    ) -> Decision:
         """Pick an endpoint and charge it.
 
         Args:
             subset: addresses the gateway allows; `None` = the whole pool, `()` = none.
+            first_byte_seen: the answer is streamed and passes by; else the end of the prefill is
+                predicted.
         Raises: RequestDropped when no endpoint can serve the request.
         """
+        pick = self.wish(request, subset=subset, now_s=now_s)
+        return self.commit(request, pick, now_s=now_s, first_byte_seen=first_byte_seen)
+
+    def wish(self, request: Request, *, subset: tuple[str, ...] | None, now_s: float) -> Pick:
+        """Where the request should go now; nothing is charged. See `decide`."""
+        self.inflight.advance(now_s)
         snapshot = self.pool.snapshot(now_s)
         eligible = None
         if subset is not None:
@@ -186,7 +255,16 @@ class Decider:
         prefix = self.prefix
         if prefix is not None:
             request.match = prefix.match(request)
-        pick = self._scheduler.pick(request, snapshot, eligible)
+        request.rng = self._rng
+        forecast = self.forecast
+        if self._predicts:
+            request.predictions = forecast.predict(request, snapshot.endpoints, now_s)
+        return self._scheduler.pick(request, snapshot, eligible, forecast=forecast, now_s=now_s)
+
+    def commit(
+        self, request: Request, pick: Pick, *, now_s: float, first_byte_seen: bool = True
+    ) -> Decision:
+        """The request goes where `pick` says: charge it there."""
         match = request.match
         holders = match.by_slot
         matched_blocks = holders.get(pick.endpoint.slot, 0)
@@ -199,7 +277,14 @@ class Decider:
         cold = not holders or (
             not matched_blocks and not any(e.slot in holders for e in pick.candidates)
         )
-        charge = self.inflight.charge(pick.endpoint, tokens=tokens, cold=cold)
+        charge = self.inflight.charge(
+            pick.endpoint,
+            self.forecast.prefill(request, pick.endpoint, now_s=now_s, blind=not first_byte_seen),
+            tokens=tokens,
+            cold=cold,
+            now_s=now_s,
+            chain=request.chains[0] if len(request.chains) == 1 else (),
+        )
         return Decision(request, pick, charge, matched_tokens)
 
     def learn(self, decision: Decision) -> None:
@@ -207,6 +292,45 @@ class Decider:
         endpoint = decision.pick.endpoint
         if self.prefix is not None and self.pool.by_address.get(endpoint.address) is endpoint:
             self.prefix.learn(endpoint, decision.request)
+
+    def first_byte(self, decision: Decision, now_s: float) -> None:
+        """The first byte of the response body came by."""
+        charge = decision.charge
+        endpoint = charge.endpoint
+        service_s = self.inflight.first_byte(charge, now_s)
+        if endpoint is not None and service_s is not None and not (charge.blind or charge.moved):
+            self.forecast.first_byte(charge, endpoint, service_s, now_s)
+
+    def ended(
+        self,
+        decision: Decision,
+        now_s: float,
+        *,
+        output_tokens: int | None = None,
+        decode_s: float | None = None,
+    ) -> None:
+        """The exchange is over, however: release its charge.
+
+        Args:
+            output_tokens: of an answer that came whole; `None` = it did not, or nobody counted.
+            decode_s: seconds from its first byte to its last, if it was streamed.
+        """
+        charge = decision.charge
+        endpoint = charge.endpoint
+        self.inflight.release(charge)
+        if endpoint is not None and output_tokens is not None:
+            self.forecast.ended(
+                charge, endpoint, output_tokens=output_tokens, decode_s=decode_s, now_s=now_s
+            )
+
+    def unseen(self, decision: Decision, now_s: float) -> None:
+        """The gateway shows no more of this request, which goes on: its end is predicted."""
+        charge = decision.charge
+        if charge.endpoint is None:
+            return
+        prefill_end_s = charge.dispatched_s + charge.prefill.ttft_s if charge.waiting else now_s
+        output_s = self.forecast.output_s(decision.request, charge.endpoint)
+        self.inflight.release_at(charge, max(now_s, prefill_end_s) + output_s)
 
     def answered(
         self, decision: Decision, *, served: str | None, status: int | None, now_s: float
@@ -227,4 +351,5 @@ class Decider:
         if status is not None:
             # 501 and 505 say what the engine cannot do at all, not that it is unwell.
             ok = status < 500 or status in {501, 505}
+            endpoint.proven |= ok
             self.pool.apply(Answered(endpoint, ok=ok), now_s)

@@ -29,7 +29,7 @@ import msgspec
 from epp.core.bodies import Bodies, Body
 from epp.core.decide import Decider, Decision
 from epp.core.errors import DropReason, RequestDropped
-from epp.core.headers import NOT_FOR_UPSTREAM, REQUEST_TRAILERS, SERVED_VERIFIER
+from epp.core.headers import NOT_FOR_UPSTREAM, SERVED_VERIFIER, status_of
 from epp.core.messages import (
     NO_MUTATION,
     BodyMode,
@@ -278,7 +278,7 @@ class Exchange:
         body = self._body.take()
         mutation = self._decide_on_body(body, now_s)
         if not end_of_stream:
-            mutation = _mark_trailers(mutation)
+            mutation = mutation.marked_for_trailers()
         replies: list[Reply] = [HeadersReply(True, mutation)]
         if body or end_of_stream:
             replies += self._pieces(True, body, end_of_stream)
@@ -309,7 +309,8 @@ class Exchange:
     def _decide(self, request: Request, now_s: float) -> Mutation:
         self.request = request
         subset = self.subset if self._params.use_subset else None
-        decision = self._decider.decide(request, subset=subset, now_s=now_s)
+        seen = request.stream and self._response_mode is not BodyMode.NONE
+        decision = self._decider.decide(request, subset=subset, now_s=now_s, first_byte_seen=seen)
         self.decision = decision
         self.decided_s = now_s
         self.phase = Phase.DECIDED
@@ -318,7 +319,7 @@ class Exchange:
         pick = decision.pick
         scores = None
         if self._params.emit_scores:
-            scores = {e.address: t for e, t in zip(pick.candidates, pick.totals, strict=True)}
+            scores = {e.address: t for e, t in zip(pick.candidates, pick.scores, strict=True)}
         return Mutation(
             destination=pick.destination,
             remove_headers=tuple(filter(NOT_FOR_UPSTREAM.__contains__, self._request_headers)),
@@ -359,7 +360,7 @@ class Exchange:
 
     def _on_response_headers(self, event: ResponseHeaders, now_s: float) -> Sequence[Reply]:
         self._enter_response(event)
-        self.status = _status(event.headers.get(":status"))
+        self.status = status_of(event.headers.get(":status"))
         content_type = event.headers.get("content-type", "")
         self.response_streaming = content_type.startswith("text/event-stream")
         if self.decision is not None:
@@ -416,7 +417,7 @@ class Exchange:
         if self.first_byte_s is None:
             self.first_byte_s = now_s
             if self.decision is not None:
-                self._decider.inflight.first_byte(self.decision.charge)
+                self._decider.first_byte(self.decision, now_s)
 
     def _on_response_trailers(self, _event: ResponseTrailers, now_s: float) -> Sequence[Reply]:
         self._finish(Cause.NATURAL, now_s)
@@ -433,29 +434,27 @@ class Exchange:
         self.phase = Phase.DONE
         self.finished_s = now_s
         self._body.drop()
-        if self.decision is not None:
-            self._decider.inflight.release(self.decision.charge)
         if self._usage_reader is not None:
             self._usage_reader.end()
+        if self.decision is not None:
+            self._release(self.decision, self._usage_reader, now_s)
 
-
-def _mark_trailers(mutation: Mutation) -> Mutation:
-    return msgspec.structs.replace(
-        mutation,
-        set_headers=((REQUEST_TRAILERS, "true"),),
-        remove_headers=tuple([h for h in mutation.remove_headers if h != REQUEST_TRAILERS]),
-    )
+    def _release(self, decision: Decision, usage: UsageReader | None, now_s: float) -> None:
+        if self.cause is not Cause.NATURAL:
+            self._decider.ended(decision, now_s)
+        elif self._response_mode is BodyMode.NONE and self.response_streaming:
+            self._decider.unseen(decision, now_s)
+        elif usage is None:
+            self._decider.ended(decision, now_s)
+        else:
+            tokens, decode_s = usage.usage.completion_tokens, None
+            if self.response_streaming and self.first_byte_s is not None:
+                tokens, decode_s = tokens or usage.events, now_s - self.first_byte_s
+            self._decider.ended(decision, now_s, output_tokens=tokens, decode_s=decode_s)
 
 
 def _ignore(exchange: Exchange, event: Event, now_s: float) -> Sequence[Reply]:
     return exchange._ignore(event, now_s)
-
-
-def _status(text: str | None) -> int | None:
-    if text is None or not text.isascii() or not text.isdigit():
-        return None
-    status = int(text[:9])
-    return status if 100 <= status <= 599 else None
 
 
 Handler = Callable[[Exchange, Any, float], Sequence[Reply]]

@@ -13,6 +13,9 @@ REQUEST_TRAILERS = "x-epp-request-trailers"
 """Ours, set on a request that ends in trailers, so that a route can match it. Envoy (1.40) sends
 the body of such a request upstream twice if its route has a retry policy: `epp envoy-config` gives
 these requests a route without one."""
+SLO_TTFT_MS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
+SLO_TPOT_MS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
+"""A client's promises, milliseconds; the second name is the older one."""
 FAIRNESS_ID = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 
 LB_NAMESPACE = "envoy.lb"
@@ -37,10 +40,8 @@ NOT_FOR_UPSTREAM = frozenset(
         "x-gateway-inference-objective",
         "x-llm-d-model-name-rewrite",
         "x-gateway-model-name-rewrite",
-        "x-llm-d-slo-ttft-ms",
-        "x-llm-d-slo-tpot-ms",
-        "x-slo-ttft-ms",
-        "x-slo-tpot-ms",
+        *SLO_TTFT_MS,
+        *SLO_TPOT_MS,
         "x-llm-d-video-fps",
         "x-llm-d-video-duration-seconds",
         "x-llm-d-video-resolution",
@@ -49,3 +50,11 @@ NOT_FOR_UPSTREAM = frozenset(
     }
 )
 """Request headers that end here: removed from what goes upstream, whoever sent them."""
+
+
+def status_of(text: str | None) -> int | None:
+    """The HTTP status in `:status`; `None` when there is none or it is no status."""
+    if text is None or not text.isascii() or not text.isdigit():
+        return None
+    status = int(text[:9])
+    return status if 100 <= status <= 599 else None

@@ -1,15 +1,22 @@
 """What we have charged to each endpoint and not yet released: known at once, where a scrape is old.
 
-A charge is made in the same call as the pick. Its prompt tokens are released at the first response
-byte (the prefill is done), the request at its end; both exactly once, whatever order things come
-in, also when the endpoint has left the pool meanwhile (its object keeps counting until the last
-release)."""
+A charge is made in the same call as the pick. Its prefill is released at the first response byte,
+the request at its end; both exactly once, whatever order things come in, also when the endpoint has
+left the pool meanwhile (its object keeps counting until the last release).
+
+Where the first byte or the end cannot be seen (an answer that is not streamed, a gateway that shows
+no response bodies), the release is due at a predicted time: `advance` carries out what is due."""
 
 from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
 
 import msgspec
 
 from epp.core.model import Endpoint
+
+NEVER_S = float("inf")
 
 
 class InflightParams(msgspec.Struct, frozen=True):
@@ -22,36 +29,103 @@ class InflightParams(msgspec.Struct, frozen=True):
     max_estimated_output_tokens: int | None = None
 
 
+class Prefill(msgspec.Struct, frozen=True):
+    """What the picked endpoint has to compute for a request before its first token."""
+
+    prompt_tokens: int = 0
+    matched_tokens: int = 0
+    """Of these, the ones the endpoint holds already; what is still being computed there for an
+    earlier request does not count."""
+    matched_blocks: int = 0
+    """The same in prefix blocks."""
+    seconds: float = 0.0
+    """By the learned rates."""
+    blind: bool = False
+    """Its first response byte will not be seen."""
+    ttft_s: float = 0.0
+    """Predicted time to the first token."""
+
+
+NO_PREFILL = Prefill()
+
+
 class Charge:
     """One request's load on one endpoint. Made by `Inflight.charge`, changed by `Inflight` only."""
 
-    __slots__ = ("endpoint", "tokens", "tokens_until_end", "waiting")
+    __slots__ = (
+        "blind",
+        "chain",
+        "context_tokens_at_first_byte",
+        "dispatched_s",
+        "endpoint",
+        "inflight_at_first_byte",
+        "moved",
+        "prefill",
+        "tokens",
+        "tokens_until_end",
+        "waiting",
+        "work_s",
+    )
 
-    def __init__(self, endpoint: Endpoint, tokens: int, tokens_until_end: bool) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        prefill: Prefill,
+        *,
+        tokens: int,
+        tokens_until_end: bool,
+        now_s: float,
+        chain: Sequence[int],
+    ) -> None:
         self.endpoint: Endpoint | None = endpoint
         """`None` once released."""
+        self.prefill = prefill
+        self.work_s = prefill.seconds
+        self.blind = prefill.blind
+        self.dispatched_s = now_s
         self.tokens = tokens
         """Tokens charged and not released."""
         self.tokens_until_end = tokens_until_end
         self.waiting = True
         """No first response byte yet."""
+        self.chain = chain
+        """Names of the prompt's blocks while it waits: until its first byte they are no cache that
+        others can count on. Empty where it has several prompts."""
+        self.moved = False
+        """The gateway sent it elsewhere than we picked, at a time we do not know."""
+        self.inflight_at_first_byte = 0
+        self.context_tokens_at_first_byte = 0
 
 
 class Inflight:
-    """The one writer of the in-flight counters and pick numbers of every endpoint."""
+    """The one writer of the in-flight counters, backlogs and pick numbers of every endpoint."""
 
     def __init__(self, params: InflightParams | None = None) -> None:
         self.params = params or InflightParams()
         self.requests = 0
         """Requests charged and not released, over all endpoints."""
         self._picks = 0
+        self._due: list[tuple[float, int, Charge, bool]] = []
+        """Heap of predicted releases: when, a number that breaks ties, whose, and whether it is the
+        end of the request (else its first byte)."""
+        self._dues = 0
 
-    def charge(self, endpoint: Endpoint, *, tokens: int, cold: bool) -> Charge:
+    def charge(
+        self,
+        endpoint: Endpoint,
+        prefill: Prefill = NO_PREFILL,
+        *,
+        tokens: int,
+        cold: bool,
+        now_s: float,
+        chain: Sequence[int] = (),
+    ) -> Charge:
         """Count a request in.
 
         Args:
             tokens: what the endpoint has to compute for it, >= 0.
             cold: no candidate held any of its prompt.
+            chain: names of its prefix blocks.
         """
         assert tokens >= 0
         self._picks += 1
@@ -59,10 +133,18 @@ class Inflight:
         endpoint.last_pick_number = self._picks
         if cold:
             endpoint.cold_pick_number = self._picks
-        endpoint.inflight_requests += 1
-        endpoint.waiting_requests += 1
-        endpoint.inflight_tokens += tokens
-        return Charge(endpoint, tokens, self.params.add_estimated_output_tokens)
+        charge = Charge(
+            endpoint,
+            prefill,
+            tokens=tokens,
+            tokens_until_end=self.params.add_estimated_output_tokens,
+            now_s=now_s,
+            chain=chain,
+        )
+        _count(endpoint, charge, +1)
+        if prefill.blind:
+            self._at(now_s + max(prefill.ttft_s, prefill.seconds), charge, end=False)
+        return charge
 
     def tokens_of(
         self, *, prompt_tokens: int, matched_tokens: int, max_output_tokens: int | None
@@ -76,26 +158,44 @@ class Inflight:
             tokens += output
         return tokens
 
-    def first_byte(self, charge: Charge) -> None:
-        """The first byte of the response body came by: its prefill is done."""
-        if charge.endpoint is None or not charge.waiting:
-            return
+    def first_byte(self, charge: Charge, now_s: float) -> float | None:
+        """The first byte of the response body came by, or is thought to have: its prefill is done.
+
+        Returns: seconds the endpoint spent on it if it serves in order; `None` when it was released
+            before.
+        """
+        endpoint = charge.endpoint
+        if endpoint is None or not charge.waiting:
+            return None
+        backlog = endpoint.backlog
+        for earlier in backlog.overtaken_by(charge):
+            assert isinstance(earlier, Charge)
+            self._served(endpoint, earlier)
+        service_s = now_s - backlog.in_service_since_s(charge)
+        self._served(endpoint, charge)
+        backlog.last_first_byte_s = max(backlog.last_first_byte_s, now_s)
+        return service_s
+
+    def _served(self, endpoint: Endpoint, charge: Charge) -> None:
+        endpoint.backlog.remove(charge)
         charge.waiting = False
-        charge.endpoint.waiting_requests -= 1
+        charge.chain = ()
+        endpoint.waiting_requests -= 1
         if not charge.tokens_until_end:
-            charge.endpoint.inflight_tokens -= charge.tokens
+            endpoint.inflight_tokens -= charge.tokens
             charge.tokens = 0
+        charge.inflight_at_first_byte = endpoint.inflight_requests
+        charge.context_tokens_at_first_byte = endpoint.context_tokens
 
     def move(self, charge: Charge, endpoint: Endpoint) -> None:
         """The gateway sent the request elsewhere than we picked: so goes the load."""
         old = charge.endpoint
         if old is None or old is endpoint:
             return
-        for where, sign in ((old, -1), (endpoint, 1)):
-            where.inflight_requests += sign
-            where.waiting_requests += sign * charge.waiting
-            where.inflight_tokens += sign * charge.tokens
+        _count(old, charge, -1)
+        _count(endpoint, charge, +1)
         charge.endpoint = endpoint
+        charge.moved = True
 
     def release(self, charge: Charge) -> None:
         """The request is over; a second call changes nothing."""
@@ -103,10 +203,45 @@ class Inflight:
             return
         endpoint = charge.endpoint
         charge.endpoint = None
+        charge.chain = ()
         self.requests -= 1
-        endpoint.inflight_requests -= 1
-        endpoint.waiting_requests -= charge.waiting
-        endpoint.inflight_tokens -= charge.tokens
+        _count(endpoint, charge, -1)
         assert endpoint.inflight_requests >= 0
         assert endpoint.waiting_requests >= 0
         assert endpoint.inflight_tokens >= 0
+        assert endpoint.context_tokens >= 0
+
+    def release_at(self, charge: Charge, at_s: float) -> None:
+        """The end of the request will not be seen: release it at `at_s`."""
+        if charge.endpoint is not None:
+            self._at(at_s, charge, end=True)
+
+    def advance(self, now_s: float) -> None:
+        """Release what is due by prediction."""
+        while self._due and self._due[0][0] <= now_s:
+            due_s, _, charge, end = heapq.heappop(self._due)
+            if end:
+                self.release(charge)
+            else:
+                self.first_byte(charge, due_s)
+
+    @property
+    def next_due_s(self) -> float:
+        """When `advance` will have something to do; infinity = nothing is predicted."""
+        return self._due[0][0] if self._due else NEVER_S
+
+    def _at(self, due_s: float, charge: Charge, *, end: bool) -> None:
+        self._dues += 1
+        heapq.heappush(self._due, (due_s, self._dues, charge, end))
+
+
+def _count(endpoint: Endpoint, charge: Charge, sign: int) -> None:
+    endpoint.inflight_requests += sign
+    endpoint.inflight_tokens += sign * charge.tokens
+    endpoint.context_tokens += sign * charge.prefill.prompt_tokens
+    if charge.waiting:
+        endpoint.waiting_requests += sign
+        if sign > 0:
+            endpoint.backlog.add(charge)
+        else:
+            endpoint.backlog.remove(charge)

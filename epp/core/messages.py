@@ -12,6 +12,8 @@ from types import MappingProxyType
 
 import msgspec
 
+from epp.core.headers import REQUEST_TRAILERS
+
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
@@ -97,6 +99,15 @@ class Mutation(msgspec.Struct, frozen=True):
     scores: Mapping[str, float] | None = None
     """Dynamic metadata `envoy.lb` / `x-gateway-destination-endpoint-scores`: address -> score."""
     clear_route_cache: bool = False
+
+    def marked_for_trailers(self) -> Mutation:
+        """The same for a request that ends in trailers: the header that tells the gateway's
+        routes so, set by us alone."""
+        return msgspec.structs.replace(
+            self,
+            set_headers=((REQUEST_TRAILERS, "true"),),
+            remove_headers=tuple([h for h in self.remove_headers if h != REQUEST_TRAILERS]),
+        )
 
 
 NO_MUTATION = Mutation()

@@ -14,6 +14,8 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import msgspec
 
+from epp.core.latency.backlog import Backlog
+
 DEFAULT_FAIRNESS_ID = "default-flow"
 NO_LABELS: Mapping[str, str] = MappingProxyType({})
 NO_MATCHES: Mapping[int, int] = MappingProxyType({})
@@ -86,9 +88,13 @@ class Endpoint:
 
     __slots__ = (
         "address",
+        "backlog",
         "cold_pick_number",
+        "context_tokens",
         "ejected_until_s",
         "failures",
+        "foreign_requests",
+        "foreign_waiting",
         "inflight_requests",
         "inflight_tokens",
         "labels",
@@ -99,6 +105,7 @@ class Endpoint:
         "name",
         "namespace",
         "on_probation",
+        "proven",
         "scrape_failures",
         "slot",
         "spec",
@@ -120,6 +127,17 @@ class Endpoint:
         self.inflight_tokens = 0
         """Uncached prompt tokens of the requests without a first response byte (plus estimated
         output, if configured)."""
+        self.context_tokens = 0
+        """Prompt tokens of all requests in flight here, cached or not: what a decode step reads."""
+        self.backlog = Backlog()
+        """The requests without a first response byte, and their work in seconds."""
+        self.foreign_requests = 0
+        """Requests in the engine, at its newest scrape, that are not ours."""
+        self.foreign_waiting = 0
+        """Of these, the ones that wait for a first token."""
+        self.proven = False
+        """A request got its first byte from this engine process; until then it is started
+        slowly."""
         self.last_pick_number = 0
         """Number of the last pick that chose this endpoint, counting from 1 over the pool's life; 0
         = never."""
@@ -298,6 +316,15 @@ class ScoreTerm(msgspec.Struct, frozen=True):
     scores: Sequence[float]
 
 
+class Costs(msgspec.Struct, frozen=True):
+    """What a cost policy found, shape (len(endpoints),), same order."""
+
+    seconds: Sequence[float]
+    """The least wins."""
+    terms: tuple[ScoreTerm, ...] = ()
+    """What the seconds are made of; they add up where all weights are 1."""
+
+
 class Pick(msgspec.Struct, frozen=True):
     """A decision and its reasons."""
 
@@ -306,8 +333,16 @@ class Pick(msgspec.Struct, frozen=True):
     """Where the gateway may retry, best first; empty unless `maxNumOfEndpoints` asks for them."""
     candidates: Sequence[Endpoint] = ()
     totals: Sequence[float] = ()
+    """One per candidate: weighted scores, the greatest wins; or, if `by_cost`, seconds, the least
+    wins."""
     terms: tuple[ScoreTerm, ...] = ()
     profile: str = "default"
+    by_cost: bool = False
+
+    @property
+    def scores(self) -> Sequence[float]:
+        """The totals so that the greatest wins: costs are negated."""
+        return [-total for total in self.totals] if self.by_cost else self.totals
 
     @property
     def destination(self) -> str:

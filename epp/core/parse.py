@@ -24,6 +24,7 @@ import msgspec
 
 from epp.core.encoding import decode_body
 from epp.core.errors import DropReason, RequestDropped
+from epp.core.headers import FAIRNESS_ID, SLO_TPOT_MS, SLO_TTFT_MS
 from epp.core.model import DEFAULT_FAIRNESS_ID, Api, Request
 from epp.core.prompt import (
     NOT_READ,
@@ -66,6 +67,7 @@ class ParseLimits(msgspec.Struct, frozen=True, kw_only=True):
 DEFAULT_LIMITS = ParseLimits()
 
 _COUNTED_BYTES_MIN = 1 << 19
+_PROMISE_MS_MAX = 1e9
 _MODEL_CHARS_MAX = 1024
 
 
@@ -102,7 +104,6 @@ ROUTES: Mapping[str, Route] = MappingProxyType(
 _SEGMENTS_MAX = max(key.count("/") + 1 for key in ROUTES)
 _CACHED_PATH_CHARS_MAX = 256
 _PATH_HEADERS = (":path", "x-original-path", "x-forwarded-path")
-_FAIRNESS_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 
 _read_head = msgspec.json.Decoder(Head).decode
 _read_body = msgspec.json.Decoder(Body).decode
@@ -127,7 +128,9 @@ def parse_request(
         api=route.api,
         headers=headers,
         body_bytes=len(body) if body is not None else 0,
-        fairness_id=_first(headers, _FAIRNESS_HEADERS) or DEFAULT_FAIRNESS_ID,
+        fairness_id=_first(headers, FAIRNESS_ID) or DEFAULT_FAIRNESS_ID,
+        slo_ttft_s=_seconds(_first(headers, SLO_TTFT_MS)),
+        slo_tpot_s=_seconds(_first(headers, SLO_TPOT_MS)),
     )
     if body is None or route.api is Api.OTHER or route.api not in limits.apis:
         return request
@@ -180,6 +183,17 @@ def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
         if value := headers.get(name):
             return value
     return ""
+
+
+def _seconds(ms: str) -> float | None:
+    """A promise in milliseconds; `None` when there is none or it is no positive number."""
+    if not ms:
+        return None
+    try:
+        value = float(ms)
+    except ValueError:
+        return None
+    return value / 1000 if 0.0 < value < _PROMISE_MS_MAX else None
 
 
 def _read(data: bytes, limits: ParseLimits) -> Head | None:

@@ -1,8 +1,9 @@
 """Every plugin's YAML name, in one table per kind: a new plugin is a class and a line here.
 
 The configuration makes an instance with `msgspec.convert(parameters, table[type])`; a bad parameter
-is refused with its key. `REFERENCE` lists the type names of the reference EPP, so that a name that
-exists there but not here is refused as such, not as unknown.
+is refused with its key. A type in two tables is two classes with the same parameters: what is
+declared once acts with an instance of each. `REFERENCE` lists the type names of the reference EPP,
+so that a name that exists there but not here is refused as such, not as unknown.
 """
 
 from __future__ import annotations
@@ -13,12 +14,22 @@ from types import MappingProxyType
 
 import msgspec
 
+from epp.core.filters.attribute import EndpointAttributeFilter
+from epp.core.filters.context_length import ContextLengthAware as ContextLengthFilter
+from epp.core.filters.headroom import SloHeadroomTierFilter
 from epp.core.filters.label_selector import ByLabel, LabelSelectorFilter
+from epp.core.filters.prefix_affinity import PrefixCacheAffinityFilter
 from epp.core.filters.testing import HeaderBasedTestingFilter
+from epp.core.filters.utilization import UtilizationFilter
+from epp.core.latency.expected import ExpectedLatency
 from epp.core.model import Plugin
 from epp.core.pickers.chance import RandomPicker, WeightedRandomPicker
 from epp.core.pickers.max_score import MaxScorePicker
+from epp.core.scorers.attribute import EndpointAttributeScorer
+from epp.core.scorers.context_length import ContextLengthAware as ContextLengthScorer
 from epp.core.scorers.inflight import ActiveRequestScorer, TokenLoadScorer
+from epp.core.scorers.labels import HeaderLabelAffinityScorer
+from epp.core.scorers.latency import LatencyScorer
 from epp.core.scorers.lora import LoraAffinityScorer
 from epp.core.scorers.prefix import NoHitLruScorer, PrefixCacheScorer
 from epp.core.scorers.scraped import (
@@ -34,6 +45,11 @@ FILTERS: Mapping[str, type[Plugin]] = MappingProxyType(
         "by-label-selector": LabelSelectorFilter,
         "by-label": ByLabel,
         "header-based-testing-filter": HeaderBasedTestingFilter,
+        "prefix-cache-affinity-filter": PrefixCacheAffinityFilter,
+        "slo-headroom-tier-filter": SloHeadroomTierFilter,
+        "utilization-filter": UtilizationFilter,
+        "endpoint-attribute-filter": EndpointAttributeFilter,
+        "context-length-aware": ContextLengthFilter,
     }
 )
 
@@ -48,8 +64,15 @@ SCORERS: Mapping[str, type[Plugin]] = MappingProxyType(
         "prefix-cache-scorer": PrefixCacheScorer,
         "no-hit-lru-scorer": NoHitLruScorer,
         "lora-affinity-scorer": LoraAffinityScorer,
+        "latency-scorer": LatencyScorer,
+        "endpoint-attribute-scorer": EndpointAttributeScorer,
+        "header-label-affinity-scorer": HeaderLabelAffinityScorer,
+        "context-length-aware": ContextLengthScorer,
     }
 )
+
+COSTS: Mapping[str, type[Plugin]] = MappingProxyType({"expected-latency": ExpectedLatency})
+"""Policies that weigh everything themselves, in place of scorers; ours, not the reference's."""
 
 PICKERS: Mapping[str, type[Plugin]] = MappingProxyType(
     {
@@ -65,6 +88,7 @@ class Kind(StrEnum):
 
     FILTER = "filter"
     SCORER = "scorer"
+    COST = "cost policy"
     PICKER = "picker"
     SCREENER = "screener"
     PROFILE_HANDLER = "profile handler"

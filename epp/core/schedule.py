@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from random import Random
+from typing import Protocol
 
 import msgspec
 
 from epp.core.errors import DropReason, RequestDropped
+from epp.core.latency.expected import least
+from epp.core.latency.forecast import Forecast
 from epp.core.model import (
+    Costs,
     Endpoint,
     Filter,
     Pick,
@@ -43,13 +47,30 @@ class WeightedScorer(msgspec.Struct, frozen=True):
     scorer: Scorer
 
 
+class Cost(Protocol):
+    """A policy that weighs everything itself, in seconds: in place of scorers."""
+
+    def __call__(
+        self, request: Request, endpoints: Sequence[Endpoint], forecast: Forecast, now_s: float
+    ) -> Costs: ...
+
+
 class Profile(msgspec.Struct, frozen=True):
-    """A scheduling profile, ready to run."""
+    """A scheduling profile, ready to run: filters, then either weighted scorers and a picker, or a
+    cost."""
 
     name: str
     filters: tuple[NamedFilter, ...]
     scorers: tuple[WeightedScorer, ...]
     picker: Picker
+    """With a cost, only its number of endpoints counts."""
+    cost: Cost | None = None
+
+    @property
+    def needs_predictions(self) -> bool:
+        """Whether a plugin reads `Request.predictions`."""
+        plugins = (*(f.filter for f in self.filters), *(s.scorer for s in self.scorers))
+        return any(getattr(plugin, "needs_predictions", False) for plugin in plugins)
 
 
 class _Base(msgspec.Struct, frozen=True):
@@ -65,6 +86,7 @@ class _Base(msgspec.Struct, frozen=True):
 
 
 NO_REQUEST = Request()
+NO_FORECAST = Forecast()
 
 
 class Scheduler:
@@ -89,17 +111,25 @@ class Scheduler:
             for s in profile.scorers
             if s.scorer.reads & PER_PICK
         )
+        self._fallbacks_max = getattr(profile.picker, "max_num_of_endpoints", 1) - 1
         self._total_max = sum(s.weight for s in profile.scorers)
         self._base = _Base(-1, (), [], (), {})
 
     def pick(
-        self, request: Request, snapshot: Snapshot, eligible: Sequence[Endpoint] | None = None
+        self,
+        request: Request,
+        snapshot: Snapshot,
+        eligible: Sequence[Endpoint] | None = None,
+        *,
+        forecast: Forecast = NO_FORECAST,
+        now_s: float = 0.0,
     ) -> Pick:
         """Choose an endpoint.
 
         Args:
             eligible: where given, the part of the snapshot this request may go to (the gateway's
                 subset); `None` = all of it.
+            forecast, now_s: what a cost reads.
         Raises: RequestDropped(NO_ENDPOINTS) when nothing is left to choose from.
         """
         if eligible is None:
@@ -113,6 +143,9 @@ class Scheduler:
             candidates = named.filter(request, candidates)
         if not candidates:
             raise RequestDropped(DropReason.NO_ENDPOINTS, self._why_none(snapshot, eligible))
+        if self.profile.cost is not None:
+            costs = self.profile.cost(request, candidates, forecast, now_s)
+            return self._cheapest(candidates, costs)
         if len(candidates) != len(base.candidates):
             base = self._score(candidates, -1)
         totals, terms = self._add_own(request, base)
@@ -125,6 +158,25 @@ class Scheduler:
             totals=totals,
             terms=terms,
             profile=self.profile.name,
+        )
+
+    def _cheapest(self, candidates: Sequence[Endpoint], costs: Costs) -> Pick:
+        seconds = costs.seconds
+        assert min(seconds) >= 0.0, "a negative cost"
+        first = least(seconds, candidates, self._rng)
+        fallbacks: tuple[Endpoint, ...] = ()
+        if self._fallbacks_max:
+            order = sorted(range(len(seconds)), key=seconds.__getitem__)
+            others = [candidates[i] for i in order if i != first]
+            fallbacks = tuple(others[: self._fallbacks_max])
+        return Pick(
+            endpoint=candidates[first],
+            fallbacks=fallbacks,
+            candidates=candidates,
+            totals=seconds,
+            terms=costs.terms,
+            profile=self.profile.name,
+            by_cost=True,
         )
 
     def _add_own(self, request: Request, base: _Base) -> tuple[list[float], tuple[ScoreTerm, ...]]:

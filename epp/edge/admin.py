@@ -128,14 +128,7 @@ def debug_state(decider: Decider, clock: Clock) -> dict[str, Any]:
             "scorers": {s.name: s.weight for s in profile.scorers},
             "picker": next(n for n, cls in PICKERS.items() if isinstance(profile.picker, cls)),
         },
-        "prefix_index": None
-        if prefix is None
-        else {
-            "block_tokens": prefix.block_tokens,
-            "distinct_blocks": prefix.index.entries,
-            "held_blocks": prefix.index.held,
-            "held_blocks_max": prefix.params.blocks_max_total,
-        },
+        "prefix_index": None if prefix is None else msgspec.to_builtins(prefix.state()),
         "endpoints_not_listed": len(pool.endpoints) - len(listed),
         "endpoints": [_endpoint_state(e, decider, e in eligible, now_s) for e in listed],
     }
@@ -158,7 +151,7 @@ def _endpoint_state(
         "inflight_requests": endpoint.inflight_requests,
         "waiting_for_first_byte": endpoint.waiting_requests,
         "inflight_tokens": endpoint.inflight_tokens,
-        "prefix_blocks": None if prefix is None else prefix.index.held_by(endpoint.slot),
+        "prefix_blocks": None if prefix is None else prefix.held_by(endpoint),
         "load": {
             "stale": endpoint.load.at_s is None,
             "age_s": None if load.at_s is None else round(now_s - load.at_s, 3),

@@ -392,10 +392,11 @@ class Telemetry:
         prefix = self._decider.prefix
         if prefix is None:
             return {}
+        state = prefix.state()
         return {
-            f"{PREFIX}prefix_indexer_size": [(INDEXER, prefix.index.entries)],
-            f"{OUR_PREFIX}prefix_held_blocks": [((), prefix.index.held)],
-            f"{OUR_PREFIX}prefix_held_blocks_max": [((), prefix.params.blocks_max_total)],
+            f"{PREFIX}prefix_indexer_size": [(INDEXER, state.distinct_blocks)],
+            f"{OUR_PREFIX}prefix_held_blocks": [((), state.held_blocks)],
+            f"{OUR_PREFIX}prefix_held_blocks_max": [((), state.held_blocks_max)],
         }
 
 

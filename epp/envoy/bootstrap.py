@@ -128,7 +128,12 @@ def _listener(options: EnvoyOptions) -> listener_v3.Listener:
         # A prefill or a queue may be silent for minutes.
         stream_idle_timeout=timedelta(0),
         route_config=_routes(options),
-        http_filters=_filters(options),
+        http_filters=_filters(options, _processing(options)),
+        upgrade_configs=[
+            hcm_v3.HttpConnectionManagerUpgradeConfig(
+                upgrade_type="websocket", filters=_filters(options, _processing_of_upgrades())
+            )
+        ],
     )
     buffer_bytes = CONNECTION_BUFFER_BYTES
     if options.request_body is BodyProcessing.BUFFERED:
@@ -201,13 +206,15 @@ def _retry_policy(options: EnvoyOptions) -> route_v3.RetryPolicy:
 # -- filters -------------------------------------------------------------------------------
 
 
-def _filters(options: EnvoyOptions) -> list[hcm_v3.HttpFilter]:
+def _filters(
+    options: EnvoyOptions, processing: ext_proc_v3.ProcessingMode
+) -> list[hcm_v3.HttpFilter]:
     filters: list[tuple[str, betterproto2.Message]] = []
     if options.subset_header is not None:
         filters.append(("envoy.filters.http.header_to_metadata", _subset(options.subset_header)))
     filters += [
         ("envoy.filters.http.header_mutation", _strip_control_headers()),
-        ("envoy.filters.http.ext_proc", _ext_proc(options)),
+        ("envoy.filters.http.ext_proc", _ext_proc(options, processing)),
         ("envoy.filters.http.router", router_v3.Router()),
     ]
     return [hcm_v3.HttpFilter(name=name, typed_config=_pack(config)) for name, config in filters]
@@ -238,7 +245,9 @@ def _subset(header: str) -> to_metadata_v3.Config:
     )
 
 
-def _ext_proc(options: EnvoyOptions) -> ext_proc_v3.ExternalProcessor:
+def _ext_proc(
+    options: EnvoyOptions, processing: ext_proc_v3.ProcessingMode
+) -> ext_proc_v3.ExternalProcessor:
     namespaces = ext_proc_v3.MetadataOptionsMetadataNamespaces
     return ext_proc_v3.ExternalProcessor(
         grpc_service=core_v3.GrpcService(
@@ -246,20 +255,39 @@ def _ext_proc(options: EnvoyOptions) -> ext_proc_v3.ExternalProcessor:
         ),
         failure_mode_allow=options.fail_open,
         message_timeout=timedelta(seconds=options.message_timeout_s),
-        processing_mode=ext_proc_v3.ProcessingMode(
-            request_header_mode=SEND,
-            response_header_mode=SEND,
-            request_body_mode=BODY_MODE[options.request_body],
-            response_body_mode=BODY_MODE[options.response_body],
-            # Full duplex demands trailers; without response bodies they tell nothing.
-            request_trailer_mode=SEND,
-            response_trailer_mode=SKIP if options.response_body is BodyProcessing.NONE else SEND,
-        ),
+        processing_mode=processing,
         metadata_options=ext_proc_v3.MetadataOptions(
             # Without this Envoy drops our pick silently and goes round robin.
             receiving_namespaces=namespaces(untyped=[LB_NAMESPACE]),
             forwarding_namespaces=namespaces(untyped=[LB_NAMESPACE, SUBSET_NAMESPACE]),
         ),
+    )
+
+
+def _processing(options: EnvoyOptions) -> ext_proc_v3.ProcessingMode:
+    return ext_proc_v3.ProcessingMode(
+        request_header_mode=SEND,
+        response_header_mode=SEND,
+        request_body_mode=BODY_MODE[options.request_body],
+        response_body_mode=BODY_MODE[options.response_body],
+        # Full duplex demands trailers; without response bodies they tell nothing.
+        request_trailer_mode=SEND,
+        response_trailer_mode=SKIP if options.response_body is BodyProcessing.NONE else SEND,
+    )
+
+
+def _processing_of_upgrades() -> ext_proc_v3.ProcessingMode:
+    # A client that asks for an upgrade sends nothing more before the 101. With bodies buffered,
+    # either way, Envoy 1.40 waits for their end before it lets the request or the 101 pass
+    # (envoyproxy/envoy #47081), so headers are all we see of an upgraded connection. Trailers,
+    # which never come, keep Envoy's stream to us open: the session is in flight until it ends.
+    return ext_proc_v3.ProcessingMode(
+        request_header_mode=SEND,
+        response_header_mode=SEND,
+        request_body_mode=BODY_MODE[BodyProcessing.NONE],
+        response_body_mode=BODY_MODE[BodyProcessing.NONE],
+        request_trailer_mode=SKIP,
+        response_trailer_mode=SEND,
     )
 
 

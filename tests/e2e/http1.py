@@ -87,6 +87,16 @@ class Connection:
         self._writer.write(data)
         await self._writer.drain()
 
+    async def read(self, size: int) -> bytes:
+        """So many bytes of an upgraded connection."""
+        async with asyncio.timeout(ANSWER_S_MAX):
+            return await self._reader.readexactly(size)
+
+    async def closed(self) -> None:
+        """Wait until the peer has closed, and drop what it still sends."""
+        while await self._reader.read(READ_BYTES):
+            pass
+
     async def head(self) -> Answer:
         """Status and headers of the next response; its body is empty."""
         text = (await self._reader.readuntil(b"\r\n\r\n")).decode("latin-1")

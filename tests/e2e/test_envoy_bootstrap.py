@@ -57,6 +57,18 @@ async def test_envoy_takes_every_variant(variant: dict[str, Any], tmp_path: Path
     assert "[warning]" not in output, output
 
 
+@pytest.mark.parametrize("variant", OTHERS, ids=name_of)
+def test_envoy_acts_at_once_on_news_of_the_epp(variant: dict[str, Any]) -> None:
+    """By default it holds changes of a cluster's health back until a second has passed since the
+    last one; until then requests go to an EPP that is known to be down, and those with a body fail.
+    0 has to be written down to be different from that default."""
+    document = yaml.safe_load(render(EnvoyOptions(endpoints=ENDPOINTS, **variant)))
+    clusters = {cluster["name"]: cluster for cluster in document["static_resources"]["clusters"]}
+    common = clusters["epp"]["common_lb_config"]
+    assert common["update_merge_window"] == "0s"
+    assert common["healthy_panic_threshold"].get("value", 0) == 0
+
+
 async def run(*command: str) -> tuple[int, str]:
     """Exit status and all output."""
     process = await asyncio.create_subprocess_exec(
@@ -92,9 +104,9 @@ async def test_the_command_s_output_runs(
         assert answer.status == 200
         assert upstreams.one(test_id).upstream == upstreams.addresses[1]
         answer, test_id = await site.send(
-            "GET", "/v1/models", [("connection", "upgrade"), ("upgrade", "websocket")]
+            "GET", "/v1/models", [("connection", "upgrade"), ("upgrade", "irc")]
         )
-        assert answer.status == 403, "upgrades are not configured, so Envoy refuses them"
+        assert answer.status == 403, "only web sockets are configured, so Envoy refuses the rest"
         assert upstreams.received(test_id) == []
         assert "[warning]" not in envoy.text()
     finally:

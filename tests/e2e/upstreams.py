@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self, TypeVar
 TEST_ID = "x-test-id"
 LINE_BYTES_MAX = 1 << 20
 CALL_S_MAX = 30.0
+BYE = b"bye"
 METRICS = b"""\
 # TYPE vllm:num_requests_waiting gauge
 vllm:num_requests_waiting 0
@@ -67,6 +68,8 @@ class Plan:
     """The body is what the test feeds, a chunk each; it ends with `end_feed`."""
     silent: bool = False
     """Nothing, until the connection goes."""
+    upgraded: bool = False
+    """101, and from then on every byte back as it came, until the peer closes or says `BYE`."""
 
 
 @dataclass
@@ -214,6 +217,9 @@ class Upstreams:
         plan = board.plan
         if plan.silent:
             await reader.readexactly(1)
+        if plan.upgraded:
+            await _upgrade(reader, writer, received)
+            return
         if gone is None:
             _write(writer, plan, received.body if plan.echo else plan.body)
             return
@@ -224,6 +230,18 @@ class Upstreams:
             writer.write(b"%x\r\n%s\r\n" % (len(data), data))
             await writer.drain()
         writer.write(b"0\r\n\r\n")
+
+
+async def _upgrade(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, received: Received
+) -> None:
+    (protocol,) = received.values("upgrade")
+    head = f"HTTP/1.1 101 X\r\nconnection: upgrade\r\nupgrade: {protocol}\r\n\r\n"
+    writer.write(head.encode())
+    while (data := await reader.read(LINE_BYTES_MAX)) and data != BYE:
+        writer.write(data)
+        await writer.drain()
+    writer.close()
 
 
 async def _next(feed: asyncio.Queue[bytes | None], gone: asyncio.Future[bytes]) -> bytes | None:

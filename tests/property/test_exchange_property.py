@@ -60,10 +60,12 @@ def test_whatever_comes_every_charge_is_released_once(streams, data) -> None:
             exchange.close(now_s)
             exchange.close(now_s)
             del open_exchanges[at]
-        assert world.decider.inflight.requests == sum(
+        # What the gateway stopped to show is still charged, until its predicted end.
+        assert world.decider.inflight.requests >= sum(
             1 for e, _ in open_exchanges if e.decision is not None and e.cause is None
         )
         assert all(min(counters) >= 0 for counters in world.counters())
+    world.decider.inflight.advance(now_s + 1e6)
     assert world.idle
     assert len(world.watched.finished_exchanges) == len(streams)
     assert len(set(map(id, world.watched.finished_exchanges))) == len(streams)

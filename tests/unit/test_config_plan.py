@@ -14,6 +14,7 @@ from epp.config.schema import FlowControl, SaturationDetector
 from epp.core.decide import PrefixParams
 from epp.core.errors import ConfigError
 from epp.core.inflight import InflightParams
+from epp.core.latency.expected import ExpectedLatency
 from epp.core.model import Api
 from epp.core.registry import REFERENCE
 from epp.core.scorers.scraped import LoadAwareScorer
@@ -46,12 +47,8 @@ def scorers_of(plan: Plan) -> dict[str, float]:
 def test_no_file_gives_the_default_profile() -> None:
     plan = resolve(None)
     assert plan.profiles[0].name == "default"
-    assert scorers_of(plan) == {
-        "prefix-cache-scorer": 3.0,
-        "queue-scorer": 2.0,
-        "kv-cache-utilization-scorer": 2.0,
-        "active-request-scorer": 2.0,
-    }
+    assert scorers_of(plan) == {}
+    assert plan.profiles[0].cost == ExpectedLatency()
     assert plan.profiles[0].filters == ()
     assert plan.profiles[0].picker == PARAMETERS["max-score-picker"]()
     assert plan.prefix == PrefixParams()
@@ -158,7 +155,7 @@ def test_a_scorer_without_weight_has_weight_one_and_zero_stays_zero() -> None:
             "plugins: [{type: openai-parser}]\n"
             "schedulingProfiles: [{name: a, plugins: [{pluginRef: openai-parser}]}]",
             "$.schedulingProfiles[0].plugins[0].pluginRef",
-            "`openai-parser` is a parser, and a filter or picker or scorer is needed here",
+            "`openai-parser` is a parser, and a cost policy or filter or picker or scorer is needed here",
         ),
         (
             "plugins: [{type: queue-scorer}]\nschedulingProfiles: "
@@ -636,7 +633,7 @@ def test_the_effective_configuration_of_no_file_is_complete() -> None:
     text = effective_yaml(resolve(None))
     for line in (
         "streamsMax: 20000",
-        "weight: 3.0",
+        "- pluginRef: expected-latency",
         "lruCapacityPerServer: 31250",
         "scheme: http",
         "- pluginRef: metrics-data-source",

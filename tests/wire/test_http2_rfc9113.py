@@ -129,6 +129,10 @@ VIOLATIONS = {
     "6.5.2 INITIAL_WINDOW_SIZE above the maximum": (settings(window=2**31), FLOW),
     "6.5.2 MAX_FRAME_SIZE below the minimum": (settings(frame_size=16_383), PROTOCOL),
     "6.5.2 MAX_FRAME_SIZE above the maximum": (settings(frame_size=2**24), PROTOCOL),
+    "6.5.3 a value out of range before a good one": (
+        frame(SETTINGS, 0, 0, settings(enable_push=2)[9:] + settings(enable_push=0)[9:]),
+        PROTOCOL,
+    ),
     "6.6 PUSH_PROMISE": (frame(PUSH_PROMISE, 4, 1, bytes(4)), PROTOCOL),
     "6.7 PING on a stream": (frame(PING, 0, 1, bytes(8)), PROTOCOL),
     "6.7 PING of seven bytes": (frame(PING, 0, 0, bytes(7)), SIZE),
@@ -543,6 +547,14 @@ def test_hpack_4_2_a_smaller_table_is_acknowledged_in_the_next_block_and_once() 
     blocks = [f.payload for f in of_kind(frames, HEADERS)]
     assert blocks[0] == b"\x20" + blocks[1]
     assert site.answers(frames)[1] == b"hi"
+
+
+def test_hpack_4_2_of_several_table_sizes_in_one_frame_the_smallest_is_acknowledged() -> None:
+    sizes = b"".join(b"\0\x01" + size.to_bytes(4, "big") for size in (0, 4_096))
+    site = Site(start=PREFACE + frame(SETTINGS, 0, 0, sizes) + SETTINGS_ACK)
+    frames = site.receive(OPEN + data(1, message(b"hi")) + headers(3) + data(3, message(b"ho")))
+    blocks = [f.payload for f in of_kind(frames, HEADERS)]
+    assert blocks[0] == b"\x20" + blocks[1]
 
 
 def test_the_path_decides_before_anything_is_read_of_the_content() -> None:

@@ -1,0 +1,148 @@
+"""`expected-latency`: the endpoint whose first token would come soonest, for everybody together.
+
+For each endpoint, in seconds (u tokens to compute, m matched, rates a and b learned):
+
+    w    = a*u + b*u*(m + u/2)                          prefill of this request there
+    B    = prefill dispatched there and not done        backlog, see `core.latency.backlog`
+    S    = one decode step there
+    cost = B + w*(ownWeight + inflightWeight*inflight + waitingWeight*waiting)
+             + ceil((B/a + u) / chunkTokens) * S
+
+The least cost wins; equal costs: the fewest in flight, then the least recently chosen, then chance.
+`w` counts for more than itself because it delays others: those that wait for a first token by all
+of it, those that decode by the steps it makes longer, and whoever comes next; the weights were
+found by simulation and are flat within 1-2 %.
+
+An endpoint that holds a popular prefix draws its requests until their backlog there costs more than
+computing the prefix elsewhere; the copy is then a match for whatever follows at once, so a burst
+makes one copy, not one per endpoint. A new process, or one that comes back, takes requests one
+after the other until its first answer shows that it works (`slowStart`).
+
+Cost: about 40 us for 64 endpoints (`make bench-pick`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from random import Random
+from typing import Annotated, ClassVar
+
+import msgspec
+
+from epp.core.latency.forecast import CHUNK_TOKENS, Forecast
+from epp.core.model import Costs, Endpoint, Plugin, Reads, Request, ScoreTerm
+
+LATE_WEIGHT = 100.0
+"""Cost decides between endpoints that would be late only where they are about equally late."""
+
+Weight = Annotated[float, msgspec.Meta(ge=0.0, le=100.0)]
+
+
+class ExpectedLatency(Plugin, frozen=True):
+    """Choose the endpoint of least cost in seconds: its backlog, the request's own prefill there
+    with what it delays, and the decode steps in between. Nothing to calibrate.
+
+    Stands alone: no scorer beside it. Filters may narrow the choice before it. A request with
+    `x-llm-d-slo-ttft-ms` or `x-llm-d-slo-tpot-ms` goes to the cheapest endpoint that keeps the
+    promise, or, if none does, to the one that misses it least.
+
+    Reads: prefix matches, in-flight requests, learned rates, loads where others send requests too.
+    Source: ours; `routing.md` has the derivation and the measurements.
+    """
+
+    reads: ClassVar[Reads] = Reads.REQUEST | Reads.INFLIGHT
+
+    own_weight: Weight = 1.3
+    """Weight of the request's own prefill."""
+    inflight_weight: Weight = 0.07
+    """Added per request in flight there, whose decoding its prefill slows."""
+    waiting_weight: Weight = 0.8
+    """Added per request waiting there for its first token."""
+    chunk_tokens: Annotated[int, msgspec.Meta(ge=1)] = CHUNK_TOKENS
+    """Prompt tokens an engine computes per step (its `--max-num-batched-tokens`)."""
+    slow_start_s: Annotated[float, msgspec.Meta(ge=0.0, le=60.0)] = 1.0
+    """Added per waiting request on an endpoint that has not answered since it started."""
+    prefix_match_info_producer_name: str = ""
+    """Empty, or the name of the prefix cache producer."""
+
+    def __call__(
+        self, request: Request, endpoints: Sequence[Endpoint], forecast: Forecast, now_s: float
+    ) -> Costs:
+        """Costs of `endpoints`, shape (len(endpoints),), seconds."""
+        prompt_tokens = max(1, request.prompt_tokens)
+        by_slot, block_tokens = request.match.by_slot, request.match.block_tokens
+        constants = forecast.constants()
+        inflight_weight, waiting_weight = self.inflight_weight, self.waiting_weight
+        costs, backlogs, works, steps = [], [], [], []
+        for endpoint in endpoints:
+            token_s, pair_s, step_s, step_request_s, step_token_s = constants[endpoint.slot]
+            blocks = by_slot.get(endpoint.slot, 0)
+            matched = min(prompt_tokens - 1, blocks * block_tokens) if blocks else 0
+            uncached = prompt_tokens - matched
+            inflight, waiting = endpoint.inflight_requests, endpoint.waiting_requests
+            backlog_s = 0.0
+            if waiting or endpoint.foreign_requests:
+                inflight += endpoint.foreign_requests
+                waiting += endpoint.foreign_waiting
+                backlog_s = forecast.backlog_s(endpoint, now_s)
+                if not endpoint.proven:
+                    backlog_s += self.slow_start_s * waiting
+            work_s = uncached * (token_s + pair_s * (matched + uncached / 2))
+            work_s *= self.own_weight + inflight_weight * inflight + waiting_weight * waiting
+            chunks = ceil((backlog_s / token_s + uncached) / self.chunk_tokens)
+            decode_s = chunks * (
+                step_s + step_request_s * inflight + step_token_s * endpoint.context_tokens
+            )
+            costs.append(backlog_s + work_s + decode_s)
+            backlogs.append(backlog_s)
+            works.append(work_s)
+            steps.append(decode_s)
+        terms = (
+            ScoreTerm("backlog", 1.0, backlogs),
+            ScoreTerm("work", 1.0, works),
+            ScoreTerm("decode", 1.0, steps),
+        )
+        if request.slo_ttft_s is None and request.slo_tpot_s is None:
+            return Costs(costs, terms)
+        late = [lateness(request, forecast, endpoint, now_s) for endpoint in endpoints]
+        if not any(late):
+            return Costs(costs, terms)
+        # Whoever keeps the promise comes before whoever does not, whatever it costs.
+        worst_s = max(costs)
+        late_s = [worst_s * (1.0 + LATE_WEIGHT * ratio) if ratio else 0.0 for ratio in late]
+        return Costs(
+            [cost + extra for cost, extra in zip(costs, late_s, strict=True)],
+            (*terms, ScoreTerm("late", 1.0, late_s)),
+        )
+
+
+def lateness(request: Request, forecast: Forecast, endpoint: Endpoint, now_s: float) -> float:
+    """By how much of the promise it would be missed: 0 = kept, 1 = twice as long as promised."""
+    prediction = forecast.predict(request, (endpoint,), now_s).get(endpoint.slot)
+    if prediction is None:
+        return 0.0
+    late = 0.0
+    for promised_s, expected_s in (
+        (request.slo_ttft_s, prediction.ttft_s),
+        (request.slo_tpot_s, prediction.tpot_s),
+    ):
+        if promised_s is not None and expected_s > promised_s:
+            late += expected_s / max(promised_s, 0.001) - 1.0
+    return late
+
+
+def least(costs: Sequence[float], endpoints: Sequence[Endpoint], rng: Random) -> int:
+    """Index of the least cost; equal costs: fewest in flight, least recently chosen, chance."""
+    low = min(costs)
+    ties = [i for i, cost in enumerate(costs) if cost <= low]
+    if len(ties) == 1:
+        return ties[0]
+    return min(
+        ties,
+        key=lambda i: (
+            endpoints[i].inflight_requests,
+            endpoints[i].last_pick_number,
+            rng.random(),
+        ),
+    )

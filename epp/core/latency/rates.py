@@ -1,0 +1,417 @@
+"""How fast each endpoint is, learned from what passes through: nothing to calibrate.
+
+Rates are seconds per unit of work (`Rates`). Three sources:
+
+    first bytes   the main one: a prompt's tokens, and how long the engine was busy with it
+    histograms    vLLM's prefill seconds and computed tokens, where first bytes are not seen
+    ends          mean seconds per output token of an answer, for the decode step
+
+First bytes are summed over *groups*: prompts the engine computed back to back. A prompt's own time
+says little under load, where prompts share a step (the second of them took "0 s") or overtake each
+other; the sum over a group is right whatever the order. A group ends when the engine ran idle, or
+after `GROUP_PREFILLS`, but never between prompts of one step. Its time is modelled as
+
+    seconds = level * (w1*token_s*u + w2*pair_s*u*(m + u/2) + w3*steps*S)
+
+with u tokens computed, m matched, and S the decode step that goes with each chunk; the third part
+also takes in network and tokenizer. An answer's time per token, less the share of it that the
+engine spent on prefills, is `level * (w1*c0 + w2*c1*inflight + w3*c2*tokens)`. How level and
+weights are found, and why garbage does not hurt, is told in `fit`.
+
+Learned work is then multiplied by `work_bias_ratio`: a router that thinks an endpoint 30 % too fast
+loses 4-8 % of latency, one that thinks it 40 % too slow nothing (simulated).
+
+What this cannot tell apart: an engine that is slow, and one that other routers keep busy or that
+has no room in its KV cache. Both look slow, and up to half of the newest prefills may be so before
+it shows.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+
+import msgspec
+
+from epp.core.latency.fit import Parts, PoolFit, predict_s
+
+CHUNK_TOKENS = 8192
+"""Prompt tokens per engine step: vLLM's default `max_num_batched_tokens` on an H100. Wrong by a
+factor it changes the number of steps, about 2 % of a prefill each."""
+GROUP_PREFILLS = 6
+"""Prefills after which a group ends on a busy engine. The work of the next prompt inside the last
+step blurs a group's edges; more prefills blur less, fewer tell sooner."""
+SAME_STEP_RATIO = 0.25
+"""A first byte that follows another within this part of a decode step came from the same step."""
+HISTOGRAM_PREFILLS = 4
+"""Prefills per group of the histograms, as above."""
+HISTOGRAM_SEEN_RATIO = 0.5
+"""Histograms count where first bytes were seen of less than this part of the prefills."""
+RESTART_COUNT = 4.0
+"""Prefills a restarted endpoint remembers: its hardware is likely the same, its load is not."""
+PREFILLS_REMEMBERED = 64
+"""First bytes per endpoint whose time and work are kept, to tell decode from prefill."""
+PREFILL_SHARE_MAX = 0.8
+"""Prefill takes at most this part of an answer's time; the rest is decode, however it looks."""
+CHANGE_RATIO = 0.01
+"""Rates are published when one moved by more: callers that cache them reread rarely."""
+RATE_FACTOR_MAX = 1000.0
+"""Published rates stay within this factor of the prior."""
+ERROR_WEIGHT = 0.1
+"""Part of each new value in the mean error."""
+
+
+class Rates(msgspec.Struct, frozen=True):
+    """Seconds per unit of work of one endpoint.
+
+    The defaults are Qwen3-32B on two H100 with tensor parallelism: llm-d's published 15 928 prompt
+    tokens a second (vLLM 0.19, chunks of 8192); the other values are estimates that agree with it.
+    """
+
+    token_s: float = 1 / 15928
+    """Computing one prompt token (a)."""
+    pair_s: float = 2.2e-10
+    """One prompt token attending to one token before it (b)."""
+    step_s: float = 0.012
+    """One decode step with next to nothing in it (c0)."""
+    step_request_s: float = 6e-5
+    """More per request in the step (c1)."""
+    step_token_s: float = 5.6e-8
+    """More per token of context in the step (c2)."""
+
+    def work_s(self, uncached_tokens: float, matched_tokens: float) -> float:
+        """Seconds of prefill of a prompt, alone on the endpoint and without steps."""
+        pairs = uncached_tokens * (matched_tokens + uncached_tokens / 2)
+        return self.token_s * uncached_tokens + self.pair_s * pairs
+
+    def decode_step_s(self, inflight_requests: float, inflight_tokens: float) -> float:
+        """Seconds of one decode step; tokens are those in the KV cache of the requests."""
+        return (
+            self.step_s
+            + self.step_request_s * inflight_requests
+            + self.step_token_s * inflight_tokens
+        )
+
+
+class RateState(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of one endpoint's speed, for people."""
+
+    rates: Rates
+    prefills: int
+    """Prefills learned from, first bytes and histograms, since it joined."""
+    answers: int
+    """Answers whose decode was learned from."""
+    speed_ratio: float
+    """Prefill speed / the pool's; 2 = twice as fast."""
+    error_ratio: float | None
+    """Mean of |observed - predicted| / predicted over its newest groups of first bytes (about ten);
+    `None` before the first."""
+    learned_s: float | None
+    """Monotonic time of the newest evidence; `None` = these are the pool's rates."""
+
+
+class _Slot:
+    """What is going on at one endpoint."""
+
+    __slots__ = (
+        "answers", "done", "done_s", "error_ratio", "group", "group_prefills", "group_s",
+        "histogram_from_s", "histogram_prefills", "histogram_s", "histogram_tokens", "last_s",
+        "learned_s", "prefills", "seen",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.group: Parts = (0.0, 0.0, 0.0)
+        self.group_s = 0.0
+        self.group_prefills = 0
+        self.last_s = -math.inf
+        """Time of the newest first byte."""
+        self.done: deque[tuple[float, float]] = deque(maxlen=PREFILLS_REMEMBERED)
+        """Per first byte: its time, and prefill seconds done until then (`done_s`)."""
+        self.done_s = 0.0
+        self.histogram_from_s: float | None = None
+        self.histogram_s = self.histogram_tokens = 0.0
+        self.histogram_prefills = 0
+        self.seen = 0
+        """First bytes since `histogram_from_s`."""
+        self.prefills = self.answers = 0
+        self.error_ratio: float | None = None
+        self.learned_s: float | None = None
+
+
+class RateLearner:
+    """See the module. Endpoints are known by slot; every slot may be used without `joined`."""
+
+    def __init__(
+        self,
+        prior: Rates = Rates(),  # noqa: B008 (frozen)
+        *,
+        work_bias_ratio: float = 1.05,
+        chunk_tokens: int = CHUNK_TOKENS,
+    ) -> None:
+        """
+        Args:
+            prior: where to start; may be ten times too fast or too slow.
+            work_bias_ratio: learned prefill work is multiplied by this; >= 1.
+            chunk_tokens: prompt tokens the engines compute per step.
+        """
+        self.version = 0
+        """Grows whenever what `rates` answers changed for some slot."""
+        self._prior = prior
+        self._bias_ratio = work_bias_ratio
+        self._chunk_tokens = chunk_tokens
+        self._prefill = PoolFit()
+        self._decode = PoolFit()
+        self._slots: dict[int, _Slot] = {}
+        self._rates: dict[int, Rates] = {}
+        self._pool_rates = prior
+
+    def rates(self, slot: int) -> Rates:
+        """The endpoint's rates; the pool's while nothing is known of it. A dict lookup."""
+        return self._rates.get(slot, self._pool_rates)
+
+    def joined(self, slot: int) -> None:
+        """A new endpoint: it starts at the pool's rates."""
+        self.forget(slot)
+
+    def forget(self, slot: int) -> None:
+        """The endpoint left."""
+        self._slots.pop(slot, None)
+        self._prefill.forget(slot)
+        self._decode.forget(slot)
+        if self._rates.pop(slot, None) is not None:
+            self.version += 1
+
+    def restarted(self, slot: int) -> None:
+        """Its process started again: what it was doing is gone, what it can do likely not."""
+        if slot in self._slots:
+            old, new = self._slots[slot], _Slot()
+            new.prefills, new.answers, new.learned_s = old.prefills, old.answers, old.learned_s
+            self._slots[slot] = new
+            self._prefill.doubt(slot, RESTART_COUNT)
+            self._decode.doubt(slot, RESTART_COUNT)
+            self._publish(slot)
+
+    def first_byte(
+        self,
+        slot: int,
+        *,
+        uncached_tokens: int,
+        matched_tokens: int,
+        service_s: float,
+        decoding: int,
+        decode_tokens: int,
+        now_s: float,
+    ) -> None:
+        """A first byte of an answer came.
+
+        Args:
+            uncached_tokens: prompt tokens it had to compute, as far as we know.
+            matched_tokens: prompt tokens it found cached, as far as we know.
+            service_s: seconds since its dispatch, or since the endpoint's first byte before if that
+                came later.
+            decoding: requests that decoded meanwhile.
+            decode_tokens: tokens of context of those.
+            now_s: when it came.
+        """
+        state = self._slot(slot)
+        service_s = max(0.0, service_s)
+        rates = self.rates(slot)
+        same_step = service_s < SAME_STEP_RATIO * rates.step_s and state.group_prefills > 0
+        if not same_step and (
+            state.group_prefills >= GROUP_PREFILLS
+            or (state.group_prefills and now_s - service_s > state.last_s)
+        ):
+            self._end_group(slot, state)
+        uncached, matched = max(1, uncached_tokens), max(0, matched_tokens)
+        work = self._work_parts(uncached, matched)
+        steps = 0.0 if same_step else max(1.0, uncached / self._chunk_tokens)
+        step_s = self._prior.decode_step_s(max(0, decoding), max(0, decode_tokens))
+        token, pair, step = state.group
+        state.group = (token + work[0], pair + work[1], step + steps * step_s)
+        state.group_s += service_s
+        state.group_prefills += 1
+        state.seen += 1
+        state.last_s = now_s
+        state.done_s += rates.work_s(uncached, matched)
+        state.done.append((now_s, state.done_s))
+
+    def decoded(
+        self,
+        slot: int,
+        *,
+        step_s: float,
+        inflight: int,
+        inflight_tokens: int,
+        now_s: float,
+        decode_s: float | None = None,
+    ) -> None:
+        """An answer ended.
+
+        Args:
+            step_s: its mean seconds per output token.
+            inflight: requests on the endpoint while it ran, on average.
+            inflight_tokens: tokens of context of those.
+            now_s: when its last token came.
+            decode_s: seconds from its first token to its last; `None`: not known, prefills are then
+                taken to have been as frequent as lately.
+        """
+        if step_s <= 0.0:
+            return
+        state = self._slot(slot)
+        prior = self._prior
+        parts = (
+            prior.step_s,
+            prior.step_request_s * max(0, inflight),
+            prior.step_token_s * max(0, inflight_tokens),
+        )
+        share = self._prefill_share(state, now_s, decode_s)
+        state.answers += 1
+        state.learned_s = now_s
+        # The less of the time was decode, the less is known of it.
+        other = self._decode.learn(slot, parts, step_s * (1 - share), count=1.0, worth=1 - share)
+        self._publish(slot, other)
+
+    def histograms(
+        self, slot: int, *, prefill_s: float, computed_tokens: float, prefills: int, now_s: float
+    ) -> None:
+        """Growth of an engine's own histograms between two scrapes.
+
+        Args:
+            prefill_s: sum of `request_prefill_time_seconds` (admission to first token).
+            computed_tokens: sum of `request_prefill_kv_computed_tokens`.
+            prefills: count of either.
+            now_s: time of the second scrape.
+        """
+        state = self._slot(slot)
+        if state.histogram_from_s is None:
+            state.histogram_from_s, state.seen = now_s, 0
+            return
+        state.histogram_s += max(0.0, prefill_s)
+        state.histogram_tokens += max(0.0, computed_tokens)
+        state.histogram_prefills += max(0, prefills)
+        if state.histogram_prefills < HISTOGRAM_PREFILLS:
+            return
+        if state.seen < HISTOGRAM_SEEN_RATIO * state.histogram_prefills:
+            self._learn_histograms(slot, state, now_s - state.histogram_from_s)
+            state.learned_s = now_s
+        state.histogram_from_s, state.seen = now_s, 0
+        state.histogram_s, state.histogram_tokens, state.histogram_prefills = 0.0, 0.0, 0
+
+    def state(self, slot: int) -> RateState:
+        """For the debug page."""
+        state = self._slots.get(slot) or _Slot()
+        pool_log = self._prefill.pool_log()
+        return RateState(
+            rates=self.rates(slot),
+            prefills=state.prefills,
+            answers=state.answers,
+            speed_ratio=math.exp(pool_log - self._prefill.level_log(slot, pool_log)),
+            error_ratio=state.error_ratio,
+            learned_s=state.learned_s,
+        )
+
+    def _slot(self, slot: int) -> _Slot:
+        state = self._slots.get(slot)
+        if state is None:
+            state = self._slots[slot] = _Slot()
+        return state
+
+    def _work_parts(self, uncached_tokens: float, matched_tokens: float) -> tuple[float, float]:
+        """Prefill seconds by the prior, linear and quadratic."""
+        pairs = uncached_tokens * (matched_tokens + uncached_tokens / 2)
+        return self._prior.token_s * uncached_tokens, self._prior.pair_s * pairs
+
+    def _end_group(self, slot: int, state: _Slot) -> None:
+        """Learn from the group, and begin the next."""
+        parts, observed_s, prefills = state.group, state.group_s, state.group_prefills
+        state.group, state.group_s, state.group_prefills = (0.0, 0.0, 0.0), 0.0, 0
+        level = math.exp(self._prefill.level_log(slot, self._prefill.pool_log()))
+        predicted_s = level * predict_s(parts, self._prefill.shape.weights)
+        error = min(1.0 * prefills * RATE_FACTOR_MAX, abs(observed_s / predicted_s - 1))
+        mean = state.error_ratio
+        state.error_ratio = error if mean is None else mean + ERROR_WEIGHT * (error - mean)
+        state.learned_s = state.last_s
+        self._learn_prefills(slot, state, parts, observed_s, prefills)
+
+    def _learn_histograms(self, slot: int, state: _Slot, elapsed_s: float) -> None:
+        """Prefills that shared steps each report the whole step, so their sum exceeds the time the
+        engine was busy, but that cannot exceed the time that went by."""
+        prefills = state.histogram_prefills
+        tokens = max(1.0, state.histogram_tokens / prefills)
+        token, pair = self._work_parts(tokens, 0.0)
+        steps = max(1.0, tokens / self._chunk_tokens)
+        parts = (prefills * token, prefills * pair, prefills * steps * self._prior.step_s)
+        observed_s = min(state.histogram_s, max(elapsed_s, state.histogram_s / prefills))
+        self._learn_prefills(slot, state, parts, observed_s, prefills)
+
+    def _learn_prefills(
+        self, slot: int, state: _Slot, parts: Parts, observed_s: float, prefills: int
+    ) -> None:
+        state.prefills += prefills
+        # Steps are the least certain part: what consists of them says little about the work.
+        worth = prefills * (parts[0] + parts[1]) / (parts[0] + parts[1] + parts[2])
+        other = self._prefill.learn(slot, parts, observed_s, count=float(prefills), worth=worth)
+        self._publish(slot, other)
+
+    def _prefill_share(self, state: _Slot, now_s: float, decode_s: float | None) -> float:
+        """Part of the time until `now_s` that went into prefills, 0..`PREFILL_SHARE_MAX`."""
+        if len(state.done) < 2:
+            return 0.0
+        done = list(state.done)
+        start = 0
+        if decode_s is not None:
+            # The first byte of the answer itself is at the start: its own prefill is not in it.
+            start = max(0, bisect_left(done, (now_s - decode_s + 1e-6, 0.0)) - 1)
+        span_s = max(now_s - done[start][0], decode_s or 0.0)
+        if span_s <= 0.0:
+            return 0.0
+        return min(PREFILL_SHARE_MAX, (state.done_s - done[start][1]) / span_s)
+
+    def _publish(self, *slots: int | None) -> None:
+        """Put learned rates where `rates` finds them, where they changed enough to matter."""
+        prefill_log = self._prefill.pool_log()
+        decode_log = self._decode.pool_log(prefill_log)
+        rates = self._rates_of(prefill_log, decode_log)
+        if _changed(self._pool_rates, rates):
+            self._pool_rates = rates
+            self.version += 1
+        for slot in slots:
+            if slot is None:
+                continue
+            own_log = self._prefill.level_log(slot, prefill_log)
+            # What is known of its prefills goes for its decode steps, until they have been seen.
+            likely_log = decode_log + own_log - prefill_log
+            rates = self._rates_of(own_log, self._decode.level_log(slot, likely_log))
+            old = self._rates.get(slot)
+            if old is None or _changed(old, rates):
+                self._rates[slot] = rates
+                self.version += 1
+
+    def _rates_of(self, prefill_log: float, decode_log: float) -> Rates:
+        prior = self._prior
+        token, pair, _ = self._prefill.shape.weights
+        step, request, context = self._decode.shape.weights
+        work, decode = math.exp(prefill_log) * self._bias_ratio, math.exp(decode_log)
+        return Rates(
+            token_s=prior.token_s * _bounded(work * token),
+            pair_s=prior.pair_s * _bounded(work * pair),
+            step_s=prior.step_s * _bounded(decode * step),
+            step_request_s=prior.step_request_s * _bounded(decode * request),
+            step_token_s=prior.step_token_s * _bounded(decode * context),
+        )
+
+
+def _bounded(factor: float) -> float:
+    return min(max(factor, 1 / RATE_FACTOR_MAX), RATE_FACTOR_MAX)
+
+
+def _changed(old: Rates, new: Rates) -> bool:
+    """Some rate moved by more than `CHANGE_RATIO`."""
+    return (
+        abs(new.token_s - old.token_s) > CHANGE_RATIO * old.token_s
+        or abs(new.pair_s - old.pair_s) > CHANGE_RATIO * old.pair_s
+        or abs(new.step_s - old.step_s) > CHANGE_RATIO * old.step_s
+        or abs(new.step_request_s - old.step_request_s) > CHANGE_RATIO * old.step_request_s
+        or abs(new.step_token_s - old.step_token_s) > CHANGE_RATIO * old.step_token_s
+    )
