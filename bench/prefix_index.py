@@ -1,9 +1,10 @@
 """What the prefix index costs: memory per held block, learn, match, forget, collector pauses.
 
 Run as `python -m bench.prefix_index [--json] [--slots N] [--slot-blocks N]`, or with `--dynamo` for
-look-ups beside those of Dynamo's radix tree (`bench.radix_tree`) and nothing else. Times are CPU time of
-this thread. Every figure is a median unless its name says otherwise; a figure is better when
-smaller. The driver draws new names for each chain, so no name object is shared between learns.
+look-ups beside those of Dynamo's radix tree and nothing else (`bench.radix_tree`, which says how).
+Times are CPU time of this thread. Every figure is a median unless its name says otherwise; a figure
+is better when smaller. The driver draws new names for each chain, so no name object is shared
+between learns.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,6 +23,7 @@ from statistics import median
 
 from bench.dynamo import DynamoMissingError
 from bench.radix_tree import compare
+from bench.sim.plan import WorkloadError
 from epp.core.prefix import PrefixIndex, name_blocks, root_of
 
 CHAIN_BLOCKS = 512
@@ -39,10 +42,15 @@ def main() -> None:
     parser.add_argument(
         "--dynamo", action="store_true", help="compare look-ups with Dynamo's, which is optional"
     )
+    parser.add_argument(
+        "--traces",
+        default=os.environ.get("TRACES"),
+        help="with --dynamo: folder of the Mooncake conversation trace (default: TRACES)",
+    )
     args = parser.parse_args()
     try:
-        figures = compare() if args.dynamo else measure(args.slots, args.slot_blocks)
-    except DynamoMissingError as error:
+        figures = compare(args.traces) if args.dynamo else measure(args.slots, args.slot_blocks)
+    except (DynamoMissingError, WorkloadError) as error:
         raise SystemExit(str(error)) from None
     if args.json:
         print(json.dumps(figures, indent=2))

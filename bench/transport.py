@@ -60,6 +60,7 @@ OPEN_WARM_UP_STREAMS = 300
 PROBES = 300
 """Requests, one after the other, whose latency is that of a new request."""
 SETTLE_S = 0.5
+RESET_WAVES = 8
 
 ECHO_BUDGET_US = {1: 55.0, 16: 80.0, 128: 390.0}
 """Prompt KiB -> CPU time of transport and codec per stream, 16 at once, without response chunks,
@@ -121,8 +122,10 @@ class Resets(msgspec.Struct, frozen=True):
 
     arm: str
     streams: int
+    memory_kib: list[int]
+    """Before, and after each of `RESET_WAVES` equal parts."""
     growth_kib: float
-    """Of its memory, from after a quarter of them to the end."""
+    """From after a quarter of them to the end."""
 
 
 class Promise(msgspec.Struct, frozen=True):
@@ -270,13 +273,17 @@ def open_streams(driven: Driven, epp: Epp, arm: Arm, streams: int) -> OpenStream
 
 
 def resets(driven: Driven, epp: Epp, arm: Arm, streams: int) -> Resets:
-    """Open, answer and reset so many streams, one wave after the other."""
-    job = Job(port=epp.ports["grpc"], seconds=90.0, concurrency=50, chunks=1)
-    first = driven.run(arm, msgspec.structs.replace(job, streams=streams // 4))
-    before_kib = memory_kib(epp.pid)
-    rest = driven.run(arm, msgspec.structs.replace(job, streams=streams - streams // 4))
-    growth_kib = memory_kib(epp.pid) - before_kib
-    return Resets(arm=arm.name, streams=first.streams + rest.streams, growth_kib=growth_kib)
+    """Open, answer and reset so many streams, one wave after the other, each on a connection of
+    its own."""
+    wave = -(-streams // RESET_WAVES)
+    seconds_max = 20.0 + wave / 500
+    job = Job(port=epp.ports["grpc"], seconds=seconds_max, concurrency=50, chunks=1, streams=wave)
+    done, memory = 0, [memory_kib(epp.pid)]
+    for _ in range(RESET_WAVES):
+        done += driven.run(arm, job).streams
+        memory.append(memory_kib(epp.pid))
+    growth_kib = memory[-1] - memory[RESET_WAVES // 4]
+    return Resets(arm=arm.name, streams=done, memory_kib=memory, growth_kib=growth_kib)
 
 
 # -- what comes of it ----------------------------------------------------------------------
@@ -366,10 +373,10 @@ def report_text(report: Report) -> str:
     if report.open:
         columns = ("arm", "open", "KiB/stream", "new request p50 us", "without them")
         parts += ["Open event streams", table(columns, map(_open_text, report.open))]
-    if report.resets:
-        rows = [(r.arm, str(r.streams), f"{r.growth_kib:.0f}") for r in report.resets]
-        title = "Streams opened, answered and reset"
-        parts += [title, table(("arm", "streams", "memory growth KiB"), rows)]
+    for r in report.resets:
+        memory = " ".join(map(str, r.memory_kib))
+        what = f"{r.arm}, {r.streams} streams reset: memory growth {r.growth_kib:.0f} KiB"
+        parts.append(f"{what}; before and after each eighth: {memory} KiB")
     if report.promises:
         told = [(p.what, f"{p.value:.1f}", f"{p.budget:g}", p.verdict) for p in report.promises]
         parts.append(table(("promise", "measured", "budget", ""), told))
@@ -432,7 +439,8 @@ def _measure(site: Site, driven: Driven, folder: Path, args: argparse.Namespace)
         if "reset" in args.parts:
             _say(f"reset streams, {arm.name}")
             with fresh_epp(folder, arm, endpoints, f"epp-{arm.name}-reset") as epp:
-                report.resets.append(resets(driven, epp, arm, args.resets))
+                streams = args.churn if arm is FAST and args.churn else args.resets
+                report.resets.append(resets(driven, epp, arm, streams))
     report.machine["load_average_after"] = load_average()
     report.promises = promises(report)
     report.errors = {**driven.errors, **bench.errors}
@@ -473,9 +481,11 @@ def _arguments() -> argparse.Namespace:
     add("--endpoints", type=int, default=64, help="of the pool, at most 254")
     add("--open", type=int, default=2_000, help="event streams held open")
     add("--resets", type=int, default=20_000, help="streams opened, answered and reset")
+    add("--churn", type=int, default=0, metavar="N", help="the same for fast alone; 0 = as many")
     add("--json", metavar="FILE", help="write the JSON there, not behind the tables")
     bounds = {"rounds": (1, 1000), "endpoints": (1, 254), "seconds": (0.05, 600)}
-    args = parse_within(parser, {**bounds, "open": (1, 10_000), "resets": (4, 1_000_000)})
+    bounds |= {"open": (1, 10_000), "resets": (8, 1_000_000), "churn": (0, 10_000_000)}
+    args = parse_within(parser, bounds)
     if not all(1 <= size <= 1024 for size in args.sizes):
         parser.error("--sizes must be 1 to 1024 KiB")
     return args

@@ -19,7 +19,8 @@ One step, as in vLLM 0.32 with its default (first come, first served) policy:
 For simulations, `begin` can take many decode steps as one: those between two changes of the batch,
 in which nobody ends, is admitted or is preempted. A request that is submitted meanwhile changes
 that: `cut` ends the merged step where the next of its steps ends. Tokens and times are those of
-single steps.
+single steps; so is the cache, unless output blocks are named while others are evicted: merged steps
+count one request after the other.
 
 The output length is part of the request: the model decides it, not the engine.
 """
@@ -193,6 +194,8 @@ class Engine:
         self._cleared = False
         self._step: StepResult | None = None
         self._decodes: list[LiveRequest] = []
+        self._decode_kv_tokens = 0
+        """What those read of the KV cache."""
         self._chunks: list[tuple[LiveRequest, int]] = []
 
     def submit(self, request: EngineRequest, now_s: float) -> LiveRequest:
@@ -264,14 +267,14 @@ class Engine:
             self._merge_decode_steps(step, until_s)
         return step.duration_s
 
-    def next_boundary_s(self, now_s: float) -> float:
-        """When the step that is being taken at `now_s` ends, by itself if steps were merged."""
+    def progress(self, now_s: float) -> tuple[int, float]:
+        """Of the step that is being taken: which of the merged steps, from 1, and its end."""
         step = self._step
         assert step is not None, "no step was begun"
-        steps = 1
-        while steps < step.steps and step.began_s + step.span_s(steps) < now_s:
-            steps += 1
-        return step.began_s + step.span_s(steps)
+        number = 1
+        while number < step.steps and step.began_s + step.span_s(number) < now_s:
+            number += 1
+        return number, step.began_s + step.span_s(number)
 
     def cut(self, now_s: float) -> float | None:
         """Something changed: let the merged steps end with the one that is being taken.
@@ -289,14 +292,15 @@ class Engine:
         """The planned step is over: hand out its tokens."""
         step = self._step
         assert step is not None, "no step was begun"
-        if step.steps > 1:
-            self._take_merged(step.steps - 1)
+        steps, end_s = step.steps, step.end_s
+        if steps > 1:
+            self._take_merged(steps - 1)
         for live in self._decodes:
             if live.running:
-                self._give_tokens(step, live, step.steps)
+                self._give_tokens(step, live, steps, end_s)
         for live, _ in self._chunks:
             if live.running and live.computed == live.tokens:
-                self._give_tokens(step, live, min(1, live.request.output_tokens))
+                self._give_tokens(step, live, min(1, live.request.output_tokens), end_s)
         if step.finished:
             self.running = [live for live in self.running if live.running]
         step.removed, self.kv.removed = self.kv.removed, []
@@ -305,21 +309,27 @@ class Engine:
 
     def _plan_running(self, budget_tokens: int) -> int:
         """Give running requests their tokens; returns what is left of the budget."""
-        index = 0
+        size, decodes = self.limits.block_tokens, self._decodes
+        index = kv_tokens = 0
         while index < len(self.running) and budget_tokens > 0:
             live = self.running[index]
-            lacking = live.request.prompt_tokens + live.generated - live.computed
+            computed = live.computed
+            lacking = live.request.prompt_tokens + live.generated - computed
             tokens = min(lacking, budget_tokens)
             # The usual case, a decode inside the last block, skips the work it does not need.
-            if live.computed + tokens > live.reserved_tokens and not self._reserve(live, tokens):
+            if computed + tokens > live.reserved_tokens and not self._reserve(live, tokens):
                 break
             if lacking > 1 or not live.generated:
                 self._chunk(live, tokens)
             else:
-                self._decodes.append(live)
-                self._advance(live, 1)
+                decodes.append(live)
+                live.computed = computed = computed + 1
+                kv_tokens += computed
+                if not computed % size:
+                    self._name_blocks(live)
             budget_tokens -= tokens
             index += 1
+        self._decode_kv_tokens = kv_tokens
         return budget_tokens
 
     def _reserve(self, live: LiveRequest, tokens: int) -> bool:
@@ -388,19 +398,15 @@ class Engine:
 
     def _chunk(self, live: LiveRequest, tokens: int) -> None:
         self._chunks.append((live, tokens))
-        self._advance(live, tokens)
-
-    def _advance(self, live: LiveRequest, tokens: int) -> None:
-        """Count `tokens` as computed and name the blocks they fill."""
-        size = self.limits.block_tokens
-        before = live.computed // size
         live.computed += tokens
-        if live.computed // size == before or not self.limits.prefix_caching:
-            return
+        self._name_blocks(live)
+
+    def _name_blocks(self, live: LiveRequest) -> None:
+        """Name the blocks that became full."""
         names = live.request.blocks
-        stop = min(live.computed // size, len(names))
+        stop = min(live.computed // self.limits.block_tokens, len(names))
         start = live.named
-        if stop <= start:
+        if stop <= start or not self.limits.prefix_caching:
             return
         assert self._step is not None
         live.named = stop
@@ -428,32 +434,34 @@ class Engine:
             prefill_tokens=step.prefill_tokens,
             attention_pairs=pairs,
             decode_sequences=step.decoding,
-            decode_kv_tokens=sum(live.computed for live in self._decodes),
+            decode_kv_tokens=self._decode_kv_tokens,
         )
 
     def _merge_decode_steps(self, step: StepResult, until_s: float) -> None:
         """Make one long step of the decode steps that end by `until_s`, before the first request
         ends and into the free blocks."""
         decodes = self._decodes
-        if len(decodes) < len(self.running) or (self.waiting and self._may_name()):
+        if len(decodes) < len(self.running):
             return
-        steps = min(live.request.output_tokens - live.generated for live in decodes)
+        steps = min([live.request.output_tokens - live.generated for live in decodes])
         steps = min(steps, MERGED_STEPS_MAX)
-        blocks = sum(
-            self._blocks_for(live.computed + steps - 1) - len(live.held) - live.private_blocks
-            for live in decodes
-        )
-        if steps < 2 or blocks > self.kv.free_blocks:
+        if steps < 2 or self._blocks_lacking(steps - 1) > self.kv.free_blocks:
             return
         step.growth_s = len(decodes) * self.cost.decode_kv_token_s / self.cost.speed
         step.merge(steps)
         while step.steps > 1 and step.end_s > until_s:
             step.merge(step.steps - 1)
 
-    def _may_name(self) -> bool:
-        """Decoding may name blocks, which a waiting request then could find."""
-        size = self.limits.block_tokens
-        return any(len(live.request.blocks) > live.computed // size for live in self._decodes)
+    def _blocks_lacking(self, more: int) -> int:
+        """Blocks that `more` decode steps take, exactly or, where that is cheaper and still few
+        enough, at most."""
+        at_most = len(self._decodes) * self._blocks_for(more + self.limits.block_tokens - 1)
+        if at_most <= self.kv.free_blocks:
+            return at_most
+        return sum(
+            self._blocks_for(live.computed + more) - len(live.held) - live.private_blocks
+            for live in self._decodes
+        )
 
     def _take_merged(self, more: int) -> None:
         """Account for the merged steps after the first; their blocks were found to be free."""
@@ -462,17 +470,18 @@ class Engine:
                 if live.computed + more > live.reserved_tokens:
                     fits = self._reserve(live, more)
                     assert fits, "merged steps were found to fit"
-                self._advance(live, more)
+                live.computed += more
+                self._name_blocks(live)
 
-    def _give_tokens(self, step: StepResult, live: LiveRequest, tokens: int) -> None:
-        live.last_token_s = step.end_s
+    def _give_tokens(self, step: StepResult, live: LiveRequest, tokens: int, end_s: float) -> None:
+        live.last_token_s = end_s
+        live.generated = generated = live.generated + tokens
         if tokens:
-            live.generated += tokens
             step.tokens.append(live)
-            if live.first_token_s is None:
-                live.first_token_s = step.end_s
+            if generated == tokens:
+                live.first_token_s = end_s
                 step.first.append(live)
-        if live.generated >= live.request.output_tokens:
+        if generated >= live.request.output_tokens:
             self._release(live)
             del self._live[live.request.id]
             step.finished.append(live)

@@ -71,18 +71,19 @@ def pooled_belady_ratio(workload: Workload, capacity_tokens: int) -> float:
         for name in request.blocks:
             uses[name].append(number)
     cache: dict[int, int] = {}
-    farthest: list[tuple[int, int]] = []
+    farthest: list[tuple[int, int, int]] = []
     found = 0
     for request in workload.requests:
         found += _found_tokens(request, cache, workload.block_tokens)
-        for name, next_use in _next_uses(request, uses):
+        for depth, (name, next_use) in enumerate(_next_uses(request, uses)):
             if next_use is None:
                 cache.pop(name, None)
                 continue
             cache[name] = next_use
-            heapq.heappush(farthest, (-next_use, name))
+            # Of what is needed at one time, the end of a prefix goes first: it needs its beginning.
+            heapq.heappush(farthest, (-next_use, -depth, name))
         while len(cache) > capacity:
-            use, name = heapq.heappop(farthest)
+            use, _, name = heapq.heappop(farthest)
             if cache.get(name) == -use:
                 del cache[name]
     return found / _prompt_tokens(workload)

@@ -18,13 +18,29 @@ from bench.sim.conditions import Conditions, Fleet
 from bench.sim.faults import Fault, Join, Restart, Slow
 from bench.sim.hardware import HARDWARE, EngineKind
 from bench.sim.model import Workload
+from bench.sim.plan import WorkloadOptions
 
-KV_BLOCK_TOKENS = 512
-"""What `Cell.kv_blocks` counts in, whatever the workload's own blocks."""
+BLOCK_TOKENS = 512
+"""Of workloads and of `Cell.kv_blocks`; only the logs of a replay may have others."""
 ENDPOINTS_AT_SPEED_1 = 8
 PLAIN = "plain"
 DEFAULT_HARDWARE = next(iter(HARDWARE))
 MIXED_SPEEDS = (1.0, 1.0, 1.0, 1.0, 0.5, 0.5, 1.5, 1.5)
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What all runs of a bench share."""
+
+    traces: str = ""
+    """Folder with the trace files; empty = generated workloads only."""
+    requests_max: int | None = None
+    """The first so many requests of every workload; `None` = all."""
+    trace_file: str = ""
+    """Of a replay: the one workload."""
+    trace_digest: str = ""
+    """Names what is in it."""
+    configs: tuple[tuple[str, str], ...] = ()
+    """Names of policies that are configurations of the product, and their YAML."""
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +74,16 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     def rate(self) -> float:
         """Factor on the arrival rate of the workload."""
         return self.speed * self.endpoints / ENDPOINTS_AT_SPEED_1
+
+    def options(self, setup: Setup, seed: int) -> WorkloadOptions:
+        """How its workload is made."""
+        return WorkloadOptions(
+            seed=seed,
+            requests_max=setup.requests_max,
+            speed=self.rate,
+            block_tokens=BLOCK_TOKENS,
+            traces=setup.traces or None,
+        )
 
 
 # -- situations ----------------------------------------------------------------------------
@@ -100,9 +126,9 @@ SITUATIONS: Mapping[str, Situation] = MappingProxyType(
 )
 
 
-def fleet_of(cell: Cell, block_tokens: int) -> Fleet:
+def fleet_of(cell: Cell, block_tokens: int = BLOCK_TOKENS) -> Fleet:
     """The engines of a cell, for a workload with blocks of this size."""
-    blocks = None if cell.kv_blocks is None else cell.kv_blocks * KV_BLOCK_TOKENS // block_tokens
+    blocks = None if cell.kv_blocks is None else cell.kv_blocks * BLOCK_TOKENS // block_tokens
     return Fleet.of(
         HARDWARE[cell.hardware],
         cell.endpoints,
@@ -148,13 +174,14 @@ def _at(workload: str, *speeds: float) -> list[tuple[str, float]]:
     return [(workload, speed) for speed in speeds]
 
 
+CONVERSATION, SYNTHETIC = "conversation", "synthetic"
 NO_PREFIX_SPEED = 8.0
 """Prompts of the Azure trace are short: at its own speed eight endpoints are idle."""
 
 TARGETS = [
-    *_at("conversation", 1, 1.5, 2, 2.5),
-    *_at("synthetic", 1.5, 2, 2.5),
-    *_at("agentic", 1),
+    *_at(CONVERSATION, 1, 1.5, 2, 2.5),
+    *_at(SYNTHETIC, 1.5, 2, 2.5),
+    *_at("weka", 1),
     *_at("azure", NO_PREFIX_SPEED),
     *_at("siblings", 1),
 ]
@@ -163,52 +190,51 @@ DISTURBANCES = tuple(name for name in SITUATIONS if name != PLAIN)
 GRIDS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
     {
         "quick": (
-            *_cells(_at("shared-prefix", 1, 2), (600, 2048), (4,)),
-            *_cells(_at("siblings", 1), (2048,), (4,)),
+            *_cells(_at("chats", 1, 2), (600, 2048), (4,)),
+            *_cells(_at("siblings", 1), endpoints=(4,)),
+            *_cells(_at("hot-prefix", 1), endpoints=(4,)),
         ),
         "core": (
-            *_cells(_at("conversation", 1, 1.5, 2, 2.5)),
-            *_cells(_at("conversation", 2), (600, 8192)),
-            *_cells(_at("synthetic", 1.5, 2.5)),
-            *_cells(_at("agentic", 1), (8192,)),
+            *_cells(_at(CONVERSATION, 1, 1.5, 2, 2.5)),
+            *_cells(_at(CONVERSATION, 2), (600, 8192)),
+            *_cells(_at(CONVERSATION, 2), endpoints=(64,)),
+            *_cells(_at(SYNTHETIC, 1.5, 2.5)),
+            *_cells(_at("weka", 1), (8192,)),
             *_cells(_at("azure", NO_PREFIX_SPEED)),
             *_cells(_at("siblings", 1)),
-            *_cells(_at("conversation", 2), endpoints=(64,)),
         ),
         "targets": _cells(TARGETS, (600, 2048, 8192), (4, 8, 16, 64)),
         "overload": (
-            *_cells(_at("conversation", 2, 2.5, 3), (600,)),
-            *_cells(_at("conversation", 3)),
-            *_cells(_at("synthetic", 3)),
-            *_cells(_at("agentic", 2), (2048, 8192)),
+            *_cells(_at(CONVERSATION, 2, 2.5, 3), (600,)),
+            *_cells(_at(CONVERSATION, 3)),
+            *_cells(_at(SYNTHETIC, 3)),
+            *_cells(_at("weka", 2), (2048, 8192)),
             *_cells(_at("azure", 1.5 * NO_PREFIX_SPEED)),
             *_cells(_at("siblings", 2)),
+            *_cells(_at("hot-prefix", 1.5)),
         ),
         "mixed-speeds": _cells(
-            [*_at("conversation", 1, 1.5, 2), *_at("synthetic", 1.5, 2)], speeds=MIXED_SPEEDS
+            [*_at(CONVERSATION, 1, 1.5, 2), *_at(SYNTHETIC, 1.5, 2)], speeds=MIXED_SPEEDS
         ),
         "disturbed": _cells(
-            [*_at("conversation", 2), *_at("synthetic", 2)],
-            situations=(PLAIN, *DISTURBANCES),
+            [*_at(CONVERSATION, 2), *_at(SYNTHETIC, 2)], situations=(PLAIN, *DISTURBANCES)
         ),
     }
 )
 
 
 def select(grid: str, patterns: Sequence[str] = ()) -> list[Cell]:
-    """Cells of a grid whose name has one of the patterns in it (`*` stands for anything; no
-    pattern = all).
+    """Cells of a grid that fit one of the patterns: a whole name, or else a part of it, in which
+    `*` stands for anything; no pattern = all.
 
     Raises: ValueError naming what there is, when the grid is unknown or nothing is left.
     """
     if grid not in GRIDS:
         raise ValueError(f"no grid is called {grid!r}; there are {', '.join(GRIDS)}")
-    cells = [
-        cell
-        for cell in GRIDS[grid]
-        if not patterns or any(fnmatchcase(cell.name, f"*{pattern}*") for pattern in patterns)
-    ]
+    names = [cell.name for cell in GRIDS[grid]]
+    wanted = [each if each in names else f"*{each}*" for each in patterns or ("*",)]
+    cells = [c for c in GRIDS[grid] if any(fnmatchcase(c.name, each) for each in wanted)]
     if not cells:
-        names = "\n  ".join(cell.name for cell in GRIDS[grid])
-        raise ValueError(f"no cell of {grid} matches {', '.join(patterns)}; there are\n  {names}")
+        there = "\n  ".join(names)
+        raise ValueError(f"no cell of {grid} matches {', '.join(patterns)}; there are\n  {there}")
     return cells

@@ -59,23 +59,23 @@ def order_faults(faults: Sequence[Fault], endpoints: int) -> list[Fault]:
     Raises: ValueError, naming the fault that cannot happen.
     """
     ordered = sorted(faults, key=lambda fault: fault.at_s)
-    away_until_s = [0.0] * endpoints
-    slow_until_s = [0.0] * endpoints
+    away_until_s = [-1.0] * endpoints
+    slow_until_s = [-1.0] * endpoints
     for fault in ordered:
         _check_values(fault)
         if isinstance(fault, Join):
-            away_until_s.append(0.0)
-            slow_until_s.append(0.0)
+            away_until_s.append(-1.0)
+            slow_until_s.append(-1.0)
             continue
         if not 0 <= fault.endpoint < len(away_until_s):
             raise ValueError(f"{fault}: there is no such endpoint at that time")
-        if fault.at_s < away_until_s[fault.endpoint]:
+        if fault.at_s <= away_until_s[fault.endpoint]:
             raise ValueError(f"{fault}: the endpoint is away at that time")
         if isinstance(fault, Restart):
             away_until_s[fault.endpoint] = fault.at_s + fault.down_s
         elif isinstance(fault, Leave):
             away_until_s[fault.endpoint] = math.inf
-        elif fault.at_s < slow_until_s[fault.endpoint]:
+        elif fault.at_s <= slow_until_s[fault.endpoint]:
             raise ValueError(f"{fault}: the endpoint is slow already at that time")
         else:
             slow_until_s[fault.endpoint] = fault.until_s

@@ -36,7 +36,7 @@ class Ahead:
             self._add_running(live)
         for live in engine.waiting:
             self._add_waiting(live)
-        # (output tokens to go, blocks) of the decodes, soonest end first.
+        # (output tokens to go when the current step began, blocks) of the decodes, soonest first.
         self._releases.sort()
 
     def _add_running(self, live: LiveRequest) -> None:
@@ -46,7 +46,8 @@ class Ahead:
         if lacking <= 1 and (live.generated or not lacking):
             to_go = live.request.output_tokens - live.generated
             self._releases.append((to_go, len(live.held) + live.private_blocks))
-            self.step_s += cost.decode_sequence_s + live.computed * cost.decode_kv_token_s
+            if lacking or to_go > 1:  # else it ends with the current step
+                self.step_s += cost.decode_sequence_s + live.computed * cost.decode_kv_token_s
         else:
             self.tokens += lacking
             self.prefill_s += self._work_s(lacking, live.computed)
@@ -72,30 +73,32 @@ class Ahead:
             matched += 1
         return matched
 
-    def memory_wait_s(self, blocks: int) -> float:
-        """Until the decodes that end soonest have left `blocks` more than the rest will take."""
+    def memory_wait_s(self, blocks: int, steps: int) -> float:
+        """Until the decodes that end soonest have left `blocks` more than the rest will take.
+        `steps`: decode steps that are over when the current step is."""
         short = self.blocks + blocks - self._engine.kv.free_blocks
         tokens = 0
         for to_go, held in self._releases:
             if short <= 0:
                 break
             tokens, short = to_go, short - held
-        return tokens * self.step_s
+        return max(0, tokens - steps) * self.step_s
 
     def _work_s(self, tokens: int, context: int) -> float:
         cost = self._engine.cost
         pairs = tokens * (context + tokens / 2)
         return tokens * cost.prefill_token_s + pairs * cost.attention_pair_s
 
-    def ttft_s(self, request: SimRequest, rest_s: float) -> float:
-        """Expected seconds to the first token; `rest_s`: of the current step."""
+    def ttft_s(self, request: SimRequest, *, steps: int, rest_s: float) -> float:
+        """Expected seconds to the first token. The current step, if any, has `rest_s` to go and is
+        number `steps` of those that were merged."""
         limits, cost = self._engine.limits, self._engine.cost
         size = limits.block_tokens
         matched = self.matched_blocks(request.blocks, (request.prompt_tokens - 1) // size)
         own = request.prompt_tokens - matched * size
-        steps = -(-(self.tokens + own) // limits.max_num_batched_tokens)
-        work_s = self.prefill_s + self._work_s(own, matched * size) + steps * self.step_s
-        wait_s = self.memory_wait_s(-(-request.prompt_tokens // size) - matched)
+        chunks = -(-(self.tokens + own) // limits.max_num_batched_tokens)
+        work_s = self.prefill_s + self._work_s(own, matched * size) + chunks * self.step_s
+        wait_s = self.memory_wait_s(-(-request.prompt_tokens // size) - matched, steps)
         return rest_s + (work_s + wait_s) / cost.speed
 
 
@@ -113,7 +116,7 @@ class Oracle:
         if ahead is None or changes != there.changes:
             ahead = Ahead(there.engine)
             self._ahead[endpoint] = (there.changes, ahead)
-        rest_s = 0.0
-        if there.step_end_s is not None:
-            rest_s = there.engine.next_boundary_s(now_s) - now_s
-        return ahead.ttft_s(request, rest_s)
+        if there.step_end_s is None:
+            return ahead.ttft_s(request, steps=0, rest_s=0.0)
+        steps, end_s = there.engine.progress(now_s)
+        return ahead.ttft_s(request, steps=steps, rest_s=end_s - now_s)

@@ -10,11 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
-from bench.sim.conditions import PolicyContext
+from bench.sim.conditions import PolicyContext, PolicyError
 from bench.sim.model import SimRequest, View
 from epp.config import Plan, load_config, resolve
 from epp.core.decide import Decider, Decision, PrefixKeeper, PrefixParams, PrefixState
+from epp.core.flow.hold import Hold, HoldParams, Outcome
 from epp.core.inflight import Charge, Inflight
+from epp.core.latency.expected import ExpectedLatency
 from epp.core.latency.forecast import Forecast
 from epp.core.latency.rates import RateLearner, Rates
 from epp.core.model import NO_MATCH, Endpoint, EndpointSpec, Load, PrefixMatch, Request
@@ -23,6 +25,16 @@ from epp.core.pool import Members, Pool, Scraped
 STALE_AFTER_S = 15.0
 """Three scrapes of the longest period a run has."""
 
+HOLD = """
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins:
+- {type: expected-latency, parameters: {hold: true}}
+schedulingProfiles:
+- name: default
+  plugins:
+  - {pluginRef: expected-latency}
+"""
 REFERENCE_DEFAULT = """
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
@@ -49,14 +61,14 @@ class ExactPrefixes:
     def __init__(self, block_tokens: int) -> None:
         self.block_tokens = block_tokens
         self.view: View | None = None
-        self.request: SimRequest | None = None
+        self.asking: dict[str, SimRequest] = {}
+        """Requests not dispatched yet, by `Request.id`."""
         self._endpoints: dict[Endpoint, int] = {}
 
     def match(self, request: Request) -> PrefixMatch:
         """Blocks held, or about to be, by slot."""
-        view, sim, size = self.view, self.request, self.block_tokens
+        view, sim, size = self.view, self.asking[request.id], self.block_tokens
         assert view is not None
-        assert sim is not None
         if not sim.blocks:
             return NO_MATCH
         (chain,) = request.chains
@@ -156,6 +168,14 @@ class Ours:
         self._endpoints: tuple[int, ...] = ()
         self._scraped_s: dict[int, float] = {}
         self._decisions: dict[int, tuple[Decision, float | None]] = {}
+        self._hold: Hold | None = None
+        self._let_go: list[tuple[SimRequest, int]] = []
+        cost = plan.profiles[0].cost
+        if isinstance(cost, ExpectedLatency) and cost.hold:
+            hold = HoldParams(
+                chunk_tokens=context.max_num_batched_tokens, seqs_max=context.max_num_seqs
+            )
+            self._hold = Hold(self.decider, hold)
 
     def choose(self, request: SimRequest, view: View, now_s: float) -> int | None:
         """See `Policy`."""
@@ -163,19 +183,49 @@ class Ours:
         if not self._endpoints:
             return None
         if self._exact is not None:
-            self._exact.view, self._exact.request = view, request
+            self._exact.view = view
+            self._exact.asking[str(request.number)] = request
         asked = Request(
+            id=str(request.number),
             model=request.model,
             prompt_tokens=request.prompt_tokens,
             stream=self._context.first_byte_seen,
             chains=(request.blocks,) if request.blocks else (),
         )
-        decision = self.decider.decide(
-            asked, subset=None, now_s=now_s, first_byte_seen=self._context.first_byte_seen
+        seen = self._context.first_byte_seen
+        if self._hold is None:
+            decision = self.decider.decide(asked, subset=None, now_s=now_s, first_byte_seen=seen)
+            return self._decided(request, decision)
+        offered = self._hold.offer(
+            asked,
+            subset=None,
+            now_s=now_s,
+            deliver=lambda outcome, _: self._delivered(request, outcome),
+            first_byte_seen=seen,
         )
+        return self._decided(request, offered) if isinstance(offered, Decision) else None
+
+    def _decided(self, request: SimRequest, decision: Decision) -> int:
         self.decider.learn(decision)
+        if self._exact is not None:
+            del self._exact.asking[decision.request.id]
         self._decisions[request.number] = (decision, None)
         return number_of(decision.pick.endpoint)
+
+    def _delivered(self, request: SimRequest, outcome: Outcome) -> None:
+        if outcome.decision is None:
+            raise PolicyError("a held request was dropped while endpoints are alive")
+        self._let_go.append((request, self._decided(request, outcome.decision)))
+
+    def pass_held(self, view: View, now_s: float) -> list[tuple[SimRequest, int]]:
+        """See `HoldingPolicy`."""
+        assert self._hold is not None
+        self._look(view, now_s)
+        if self._exact is not None:
+            self._exact.view = view
+        self._hold.wake(now_s)
+        let_go, self._let_go = self._let_go, []
+        return let_go
 
     def _look(self, view: View, now_s: float) -> None:
         """Follow membership and scrapes."""
@@ -257,6 +307,7 @@ def from_config(
 OURS: Mapping[str, Callable[[PolicyContext], Ours]] = MappingProxyType(
     {
         "expected-latency": from_config(None),
+        "expected-latency+hold": from_config(HOLD),
         "expected-latency, own index": from_config(None, exact=False),
         "expected-latency, true rates": from_config(None, true_rates=True),
         "reference 2/2/3": from_config(REFERENCE_DEFAULT),

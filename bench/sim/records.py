@@ -12,19 +12,6 @@ from bench.sim.experiments import Cell
 from bench.sim.figures import Figures, LoadPoint
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What all runs of a bench share."""
-
-    traces: str = ""
-    """Folder with the trace files; empty = generated workloads only."""
-    requests_max: int | None = None
-    """The first so many requests of every workload; `None` = all."""
-    trace_file: str = ""
-    """Of a replay: the one workload."""
-    configs: tuple[tuple[str, str], ...] = ()
-    """Names of policies that are configurations of the product, and their YAML."""
-
-
 class Task(msgspec.Struct, frozen=True):
     """One run to make."""
 
@@ -50,8 +37,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     figures: Figures | None = None
     """`None`: it failed with `error`."""
     ceiling_ratio: float | None = None
-    """Hit ratio of one pooled LRU cache as large as the fleet's at the start; `None` when the
-    workload has no prefixes."""
+    """Hit ratio of one pooled LRU cache as large as the fleet's at the start; `None` when no
+    block is ever met again."""
     ttft_quantiles_s: list[float] = []
     """At 0, 1, ... 100 %."""
     load: list[LoadPoint] = []

@@ -12,7 +12,7 @@ text is dropped with its line. What the whole may take is bounded, and so is eac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -130,14 +130,13 @@ class _Reader:
 
     def drafts(self) -> Iterator[Draft]:
         decoder = msgspec.json.Decoder(LogLine)
-        requests = blocks = 0
-        for number, text in read_lines(self._path):
+        blocks = 0
+        for requests, (number, text) in enumerate(read_lines(self._path), 1):
             line = decode(decoder, self._path, number, text)
             try:
-                draft = self._draft(line, first=not requests)
+                draft = self._draft(line, first=requests == 1)
             except WorkloadError as error:
                 raise at(self._path, number, str(error)) from None
-            requests += 1
             blocks += len(draft.blocks)
             check_size(str(self._path), requests=requests, blocks=blocks)
             yield draft
@@ -149,7 +148,7 @@ class _Reader:
             at_s=self._checked_s(seconds(line.time), first=first),
             prompt_tokens=prompt_tokens,
             output_tokens=max(1, line.output_tokens),
-            blocks=chain[: prompt_tokens // self.block_tokens],
+            blocks=chain,
             session=None
             if session is None
             else self._sessions.setdefault(session, len(self._sessions)),
@@ -178,12 +177,16 @@ class _Reader:
                 "mixes text and prefix_hashes, or sizes of blocks; one file has one of them"
             )
         root = self._names.root(root_of(line.model, line.cache_salt))
+        parts: Iterable[Hashable]
         if line.prefix_hashes is None:
-            names, estimate = text_blocks(line, self.block_tokens)
-            return self._names.chain(root, names), max(1, line.prompt_tokens or estimate)
-        hashes = [_hash(each) for each in line.prefix_hashes]
-        parts = pieces(hashes, unit_tokens=unit_tokens, block_tokens=self.block_tokens)
-        return self._names.chain(root, parts), max(1, line.prompt_tokens or 0)
+            parts, estimate = text_blocks(line, self.block_tokens)
+        else:
+            hashes = [_hash(each) for each in line.prefix_hashes]
+            parts = pieces(hashes, unit_tokens=unit_tokens, block_tokens=self.block_tokens)
+            estimate = 0
+        prompt_tokens = max(1, line.prompt_tokens or estimate)
+        full = islice(parts, prompt_tokens // self.block_tokens)
+        return self._names.chain(root, full), prompt_tokens
 
 
 def check_shape(line: LogLine) -> None:

@@ -12,10 +12,13 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from contextlib import contextmanager
 from ctypes import c_double
+from functools import partial
+from multiprocessing.connection import wait as wait_for
 from multiprocessing.context import ForkContext
 from pathlib import Path
 from typing import Any
@@ -110,14 +113,20 @@ def _run_here(
     bench: Bench, tasks: Sequence[Task], note: Callable[[Record], None], bar: ProgressBar
 ) -> None:
     for number, task in enumerate(tasks):
-        note(bench.attempt(task, lambda share, n=number, t=task: bar.show(n + share, _name(t))))
+        note(bench.attempt(task, partial(_show, bar, number, task)))
 
 
-def _name(task: Task) -> str:
-    return f"{task.cell.name} {task.policy} {task.seed}"
+def _show(bar: ProgressBar, number: int, task: Task, share: float) -> None:
+    bar.show(number + share, f"{task.cell.name} {task.policy}")
 
 
 # -- several processes ---------------------------------------------------------------------
+
+
+def _end_after(sentinel: int) -> None:
+    """A worker whose parent was killed would wait for work for ever."""
+    wait_for([sentinel])
+    os._exit(1)
 
 
 class _Worker:
@@ -130,7 +139,11 @@ class _Worker:
     @classmethod
     def start(cls, bench: Bench, shares: Any, places: Any) -> None:
         # Ctrl-C reaches the whole group: a worker ends without a word, the parent reports.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+        parent = multiprocessing.parent_process()
+        assert parent is not None
+        threading.Thread(target=_end_after, args=(parent.sentinel,), daemon=True).start()
         cls.bench, cls.shares = bench, shares
         with places.get_lock():
             cls.place = places.value
@@ -156,7 +169,8 @@ def _run_forked(
 ) -> None:
     context = multiprocessing.get_context("fork")
     shares = context.RawArray(c_double, jobs)
-    with _pool(context, jobs, (bench, shares, context.Value("i", 0))) as pool:
+    start = partial(_Worker.start, bench, shares, context.Value("i", 0))
+    with _pool(context, jobs, start) as pool:
         waiting: set[Future[Record]] = {pool.submit(_Worker.run, task) for task in tasks}
         last = ""
         while waiting:
@@ -170,12 +184,12 @@ def _run_forked(
 
 @contextmanager
 def _pool(
-    context: ForkContext, jobs: int, worker: tuple[object, ...]
+    context: ForkContext, jobs: int, start: Callable[[], None]
 ) -> Iterator[ProcessPoolExecutor]:
     """Processes that are ended, whatever they do, when the block is left by an exception."""
     before = set(multiprocessing.active_children())
     sys.stdout.flush()  # or every child would write what is still buffered here
-    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=_Worker.start, initargs=worker)
+    pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=start)
     try:
         yield pool
     except BaseException:

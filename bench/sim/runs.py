@@ -16,12 +16,12 @@ import msgspec
 
 from bench.sim import replay
 from bench.sim.ceiling import pooled_lru_ratio
-from bench.sim.cluster import Fleet, PolicyContext, simulate
-from bench.sim.experiments import Cell, conditions_of, fleet_of
+from bench.sim.cluster import PolicyContext, simulate
+from bench.sim.experiments import Cell, Setup, conditions_of, fleet_of
 from bench.sim.figures import figures_of, load_over_time, ttft_quantiles_s
 from bench.sim.model import Policy, Workload
-from bench.sim.records import Record, Setup, Task
-from bench.sim.workloads import WORKLOADS, WorkloadOptions
+from bench.sim.records import Record, Task
+from bench.sim.workloads import WORKLOADS
 
 MakePolicy = Callable[[PolicyContext], Policy]
 Progress = Callable[[float], None]
@@ -60,6 +60,14 @@ class Bench:
         data = msgspec.json.encode((code_digest(), self.setup, task.cell))
         return hashlib.sha256(data).hexdigest()[:12]
 
+    def check_source(self, cell: Cell, seed: int) -> None:
+        """See whether the workload of a cell can be had at all: its beginning is read.
+
+        Raises: WorkloadError, OSError.
+        """
+        few = msgspec.structs.replace(self.setup, requests_max=1)
+        _workload(few, cell, seed)
+
     def _run(self, task: Task, basis: str, progress: Progress | None) -> Record:
         cell, policy, seed = task.key
         workload = _workload(self.setup, task.cell, seed)
@@ -72,14 +80,13 @@ class Bench:
             seed=seed,
             progress=progress,
         )
-        endpoints = max((len(loads) for _, loads in run.timeline), default=len(fleet.kinds))
         return Record(
             cell=cell,
             policy=policy,
             seed=seed,
             basis=basis,
             wall_s=0.0,
-            figures=figures_of(run.outcomes, run.timeline, endpoints=endpoints),
+            figures=figures_of(run.outcomes, run.timeline, endpoints=run.endpoints),
             ceiling_ratio=_ceiling_ratio(self.setup, task.cell, seed),
             ttft_quantiles_s=[float(f"{each:.4g}") for each in ttft_quantiles_s(run.outcomes)],
             load=load_over_time(run.timeline),
@@ -97,24 +104,15 @@ def _told(error: Exception) -> str:
 
 @lru_cache(maxsize=2)
 def _workload(setup: Setup, cell: Cell, seed: int) -> Workload:
-    if setup.trace_file:
-        return replay.load(setup.trace_file, speed=cell.rate, requests_max=setup.requests_max)
-    options = WorkloadOptions(
-        seed=seed, rate=cell.rate, requests_max=setup.requests_max, traces=setup.traces
-    )
-    return WORKLOADS[cell.workload](options)
+    if setup.trace_file:  # as it was logged: not scaled with the fleet
+        return replay.load(setup.trace_file, speed=cell.speed, requests_max=setup.requests_max)
+    return WORKLOADS[cell.workload](cell.options(setup, seed))
 
 
 @lru_cache(maxsize=2)
 def _ceiling_ratio(setup: Setup, cell: Cell, seed: int) -> float | None:
-    workload = _workload(setup, cell, seed)
-    if not any(request.blocks for request in workload.requests):
-        return None
-    return pooled_lru_ratio(workload, _kv_tokens(fleet_of(cell, workload.block_tokens)))
-
-
-def _kv_tokens(fleet: Fleet) -> int:
-    return sum(kind.kv_tokens for kind in fleet.kinds)
+    kv_tokens = sum(kind.kv_tokens for kind in fleet_of(cell).kinds)  # whatever the block size
+    return pooled_lru_ratio(_workload(setup, cell, seed), kv_tokens) or None
 
 
 # -- what the records depend on ------------------------------------------------------------

@@ -60,7 +60,7 @@ class Run(msgspec.Struct, kw_only=True):
     steps: int
     """Engine steps taken, merged ones counted as one."""
     held: int = 0
-    """Requests that were held at least once."""
+    """Times that a request was held when it came, or came again."""
     regrets_s: list[float] = msgspec.field(default_factory=list)
     """Per dispatch, in order: expected seconds to first token at the chosen endpoint, less those at
     the best one, by the true state. Empty unless `Conditions.regret`."""
@@ -83,8 +83,9 @@ class Simulation:
         self._outcomes = [Outcome(request) for request in workload.requests]
         self._open = len(self._outcomes)
         self._agenda = Agenda()
-        self._endpoints: list[Endpoint] = []
-        self._oracle = Oracle(self._endpoints)
+        self.endpoints: list[Endpoint] = []
+        """By number, those that left included."""
+        self._oracle = Oracle(self.endpoints)
         self._late: deque[tuple[Flight, bool]] = deque()
         """Signals on their way to routers, (of whom, it is the end), in order of time."""
         self._ready: list[Endpoint] = []
@@ -120,12 +121,12 @@ class Simulation:
             next_s = agenda.next_s
             assert next_s is not None, "open requests without anything to come"
             if next_s > self._timeline.next_s:
-                self._timeline.look(self._endpoints, next_s)
+                self._timeline.look(self.endpoints, next_s)
             agenda.run_moment()
             self._pass_held()
             self._begin_steps()
         self._run.ended_s = agenda.now_s
-        self._run.endpoints = len(self._endpoints)
+        self._run.endpoints = len(self.endpoints)
         return self._run
 
     # Engines
@@ -243,7 +244,7 @@ class Simulation:
 
     def _dispatch(self, router: Router, outcome: Outcome, number: int) -> None:
         now_s, request = self._agenda.now_s, outcome.request
-        endpoint = self._endpoints[number]
+        endpoint = self.endpoints[number]
         if self._conditions.regret:
             self._run.regrets_s.append(self._regret_s(router, outcome, number))
         endpoint.about_to_change(now_s)
@@ -334,32 +335,32 @@ class Simulation:
             first_byte_seen=conditions.first_byte_seen,
         )
         prefixes = self._make_prefixes()
-        view = FleetView(self._endpoints, prefixes, self._oracle, self._agenda)
+        view = FleetView(self.endpoints, prefixes, self._oracle, self._agenda)
         policy = make_policy(context)
         return Router(number, policy, view, prefixes, seen=conditions.first_byte_seen)
 
     def _make_prefixes(self) -> Prefixes:
         conditions = self._conditions
         if conditions.prefix == "approximate":
-            return SentPrefixes(self._endpoints)
+            return SentPrefixes(self.endpoints)
         if conditions.kv_event_lag_s > 0 or conditions.kv_event_loss_ratio > 0:
-            return ToldPrefixes(self._endpoints, self._agenda)
-        return CachePrefixes(self._endpoints)
+            return ToldPrefixes(self.endpoints, self._agenda)
+        return CachePrefixes(self.endpoints)
 
     def _add_endpoint(self, kind: EngineKind) -> None:
         endpoint = Endpoint(
-            len(self._endpoints),
+            len(self.endpoints),
             kind,
             block_tokens=self._fleet.block_tokens,
             conditions=self._conditions,
             seed=self._seed,
         )
         endpoint.scrapes.restart(self._agenda.now_s)
-        self._endpoints.append(endpoint)
+        self.endpoints.append(endpoint)
         self._show_endpoints()
 
     def _show_endpoints(self) -> None:
-        alive = tuple(endpoint.number for endpoint in self._endpoints if endpoint.alive)
+        alive = tuple(endpoint.number for endpoint in self.endpoints if endpoint.alive)
         for router in self._routers:
             router.set_endpoints(alive)
 
@@ -378,9 +379,9 @@ class Simulation:
             self._add_endpoint(fault.kind)
         elif isinstance(fault, Restart):
             self._plan_change(fault.at_s + fault.down_s, self._come_back, fault.endpoint)
-            self._fail(self._endpoints[fault.endpoint])
+            self._fail(self.endpoints[fault.endpoint])
         elif isinstance(fault, Leave):
-            self._leave(self._endpoints[fault.endpoint])
+            self._leave(self.endpoints[fault.endpoint])
         else:
             self._set_speed((fault.endpoint, fault.speed))
             self._plan_change(fault.until_s, self._set_speed, (fault.endpoint, 1.0))
@@ -406,7 +407,7 @@ class Simulation:
         self._offer(outcome)
 
     def _come_back(self, number: int) -> None:
-        endpoint = self._endpoints[number]
+        endpoint = self.endpoints[number]
         endpoint.alive = True
         endpoint.scrapes.restart(self._agenda.now_s)
         self._show_endpoints()
@@ -426,7 +427,7 @@ class Simulation:
 
     def _set_speed(self, change: tuple[int, float]) -> None:
         number, factor = change
-        endpoint = self._endpoints[number]
+        endpoint = self.endpoints[number]
         endpoint.about_to_change(self._agenda.now_s)
         endpoint.set_speed(factor)
         if endpoint.step_end_s is not None:

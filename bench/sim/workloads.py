@@ -241,7 +241,8 @@ def _session(
     prompt_tokens = max(shape.first_tokens.whole(rng), system_tokens + 1)
     for _ in range(shape.turns.whole(rng)):
         output_tokens = shape.output_tokens.whole(rng)
-        blocks = names.leading(prompt_tokens // block_tokens)
+        # What comes before the run is dropped, so its blocks need no names.
+        blocks = names.leading(prompt_tokens // block_tokens) if at_s >= 0 else ()
         yield Draft(at_s, prompt_tokens, output_tokens, blocks, number)
         at_s += shape.gap_s.draw(rng)
         prompt_tokens += output_tokens + shape.added_tokens.whole(rng)

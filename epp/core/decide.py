@@ -284,6 +284,7 @@ class Decider:
             cold=cold,
             now_s=now_s,
             chain=request.chains[0] if len(request.chains) == 1 else (),
+            block_tokens=match.block_tokens,
         )
         return Decision(request, pick, charge, matched_tokens)
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from epp.core.kvuse import Units, units_of
 from epp.core.model import Endpoint
 
 NEVER_S = float("inf")
@@ -63,6 +64,7 @@ class Charge:
         "prefill",
         "tokens",
         "tokens_until_end",
+        "units",
         "waiting",
         "work_s",
     )
@@ -76,6 +78,7 @@ class Charge:
         tokens_until_end: bool,
         now_s: float,
         chain: Sequence[int],
+        units: Units | None,
     ) -> None:
         self.endpoint: Endpoint | None = endpoint
         """`None` once released."""
@@ -91,6 +94,8 @@ class Charge:
         self.chain = chain
         """Names of the prompt's blocks while it waits: until its first byte they are no cache that
         others can count on. Empty where it has several prompts."""
+        self.units = units
+        """What it holds of the KV cache; `None` = not counted."""
         self.moved = False
         """The gateway sent it elsewhere than we picked, at a time we do not know."""
         self.inflight_at_first_byte = 0
@@ -104,6 +109,8 @@ class Inflight:
         self.params = params or InflightParams()
         self.requests = 0
         """Requests charged and not released, over all endpoints."""
+        self.counts_kv = False
+        """Whether `Endpoint.kv` is kept, which takes some microseconds per request."""
         self._picks = 0
         self._due: list[tuple[float, int, Charge, bool]] = []
         """Heap of predicted releases: when, a number that breaks ties, whose, and whether it is the
@@ -119,13 +126,14 @@ class Inflight:
         cold: bool,
         now_s: float,
         chain: Sequence[int] = (),
+        block_tokens: int = 64,
     ) -> Charge:
         """Count a request in.
 
         Args:
             tokens: what the endpoint has to compute for it, >= 0.
             cold: no candidate held any of its prompt.
-            chain: names of its prefix blocks.
+            chain: names of its prefix blocks, of `block_tokens` tokens each.
         """
         assert tokens >= 0
         self._picks += 1
@@ -140,6 +148,7 @@ class Inflight:
             tokens_until_end=self.params.add_estimated_output_tokens,
             now_s=now_s,
             chain=chain,
+            units=units_of(chain, block_tokens, prefill.prompt_tokens) if self.counts_kv else None,
         )
         _count(endpoint, charge, +1)
         if prefill.blind:
@@ -239,6 +248,11 @@ def _count(endpoint: Endpoint, charge: Charge, sign: int) -> None:
     endpoint.inflight_requests += sign
     endpoint.inflight_tokens += sign * charge.tokens
     endpoint.context_tokens += sign * charge.prefill.prompt_tokens
+    if charge.units is not None:
+        if sign > 0:
+            endpoint.kv.add(charge.units)
+        else:
+            endpoint.kv.remove(charge.units)
     if charge.waiting:
         endpoint.waiting_requests += sign
         if sign > 0:

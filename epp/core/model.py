@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import msgspec
 
+from epp.core.kvuse import KvUse
 from epp.core.latency.backlog import Backlog
 
 DEFAULT_FAIRNESS_ID = "default-flow"
@@ -97,6 +98,7 @@ class Endpoint:
         "foreign_waiting",
         "inflight_requests",
         "inflight_tokens",
+        "kv",
         "labels",
         "last_answer_s",
         "last_load",
@@ -131,6 +133,8 @@ class Endpoint:
         """Prompt tokens of all requests in flight here, cached or not: what a decode step reads."""
         self.backlog = Backlog()
         """The requests without a first response byte, and their work in seconds."""
+        self.kv = KvUse()
+        """What the requests in flight hold of its KV cache; counted only where a hold asks."""
         self.foreign_requests = 0
         """Requests in the engine, at its newest scrape, that are not ours."""
         self.foreign_waiting = 0

@@ -283,7 +283,8 @@ class _Method:
 
     async def close(self) -> None:
         """After the server has stopped: tell every stream, and let the tasks end, so that none is
-        cancelled in the middle of a native operation when the event loop closes."""
+        cancelled in the middle of a native operation when the event loop closes. No call begins
+        any more: before it cancels calls grpc.aio's stop awaits the task that takes them in."""
         for call in tuple(self.calls):
             call.close()
         if self._tasks:

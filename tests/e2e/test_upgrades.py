@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from pathlib import Path
 
+import pytest
+import yaml
+
+from bench.stack import Envoy, Epp
+from epp.envoy.command import render
+from epp.envoy.options import BodyProcessing, EnvoyOptions
 from tests.e2e.http1 import Answer, Connection, Headers
 from tests.e2e.site import Site, picked, problems
-from tests.e2e.upstreams import BYE, TEST_ID, new_id
+from tests.e2e.upstreams import BYE, TEST_ID, Upstreams, new_id
 
 WEBSOCKET = [
     ("connection", "Upgrade"),
@@ -72,3 +80,57 @@ async def test_A25_an_engine_that_does_not_upgrade_answers_as_usual(variant: Sit
         answer = await connection.answer()
     assert (answer.status, answer.body) == (426, b'{"error":"no web sockets here"}')
     await variant.idle()
+
+
+FULL, BUFFERED = BodyProcessing.FULL_DUPLEX, BodyProcessing.BUFFERED
+
+
+@pytest.mark.parametrize(
+    ("request_body", "response_body", "works"),
+    [(FULL, FULL, True), (FULL, BUFFERED, False), (BUFFERED, FULL, False)],
+)
+async def test_A25_through_the_filters_of_other_requests_an_upgrade_hangs_if_bodies_are_buffered(
+    folder: Path,
+    upstreams: Upstreams,
+    epps: Callable[[bool], Epp],
+    request_body: BodyProcessing,
+    response_body: BodyProcessing,
+    works: bool,
+) -> None:
+    """Why the bootstrap gives upgrades filters of their own."""
+    epp = epps(False)
+    options = EnvoyOptions(
+        listen="127.0.0.1:0",
+        admin="127.0.0.1:0",
+        epp=epp.address,
+        epp_tls=False,
+        endpoints=tuple(upstreams.addresses),
+        request_body=request_body,
+        response_body=response_body,
+    )
+    document = yaml.safe_load(render(options))
+    listener = document["static_resources"]["listeners"][0]
+    manager = listener["filter_chains"][0]["filters"][0]["typed_config"]
+    for upgrade in manager["upgrade_configs"]:
+        del upgrade["filters"]
+    envoy = Envoy(folder, options, name="envoy-hangs", bootstrap=yaml.safe_dump(document))
+    envoy.start()
+    test_id = new_id()
+    upstreams.plan(test_id, upgraded=True)
+    try:
+        site = Site(envoy, epp, upstreams, options)
+        async with await Connection.open(site.port) as connection:
+            asked = asyncio.ensure_future(ask(site, connection, test_id, to=1))
+            if works:
+                assert (await asked).status == 101
+                await connection.write(b"frame")
+                assert await connection.read(5) == b"frame"
+            else:
+                await asyncio.wait({asked}, timeout=0.5)
+                assert not asked.done()
+                assert await inflight(site) == 1, "the EPP has answered"
+                asked.cancel()
+                await asyncio.wait({asked})
+        await site.idle()
+    finally:
+        envoy.stop()

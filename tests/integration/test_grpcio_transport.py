@@ -7,6 +7,7 @@ import asyncio
 import gc
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 
 import pytest
@@ -26,6 +27,8 @@ from tests.integration.transports import (
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")  # O-10: grpc.aio belongs to one loop
 __all__ = ["no_log_noise"]
+BLOCKED_S = 0.03
+"""Long enough for gRPC's threads to do what they have to."""
 
 
 async def test_A24_a_reset_after_a_half_close_is_a_reset_and_is_sent_no_status(monkeypatch) -> None:
@@ -66,6 +69,35 @@ async def test_after_the_drain_no_task_is_left() -> None:
         assert [stream.closes for stream in streams.made] == [1] * 20
         assert [task for task in asyncio.all_tasks() if PROCESS_PATH in task.get_name()] == []
         await gateway.close()
+
+
+@pytest.mark.parametrize("begun", [0, 1, 20])
+@pytest.mark.parametrize("blocked", [False, True])
+async def test_calls_that_arrive_while_the_server_stops_are_over_when_drain_returns(
+    begun: int, blocked: bool
+) -> None:
+    """grpc.aio begins a call that it has taken in before it stops, and takes in no more."""
+    streams = Recorders()
+    async with serving(GRPCIO, streams) as (server, port), asyncio.timeout(20):
+        gateway = await Gateway.connect(port)
+        await gateway.frames_until_pong()
+        for stream_id in range(1, 401, 2):
+            gateway.open(stream_id, b"a")
+        while len(streams.made) < begun:  # noqa: ASYNC110 - each turn of the loop begins some
+            await asyncio.sleep(0)
+        if blocked:
+            time.sleep(BLOCKED_S)  # noqa: ASYNC251 - gRPC's threads take one in, the loop not yet
+            # And all that the stop sets off in them comes to the loop at once.
+            asyncio.get_running_loop().call_soon(time.sleep, BLOCKED_S)
+        await server.drain(0)
+        closes = [stream.closes for stream in streams.made]
+        assert closes == [1] * len(closes)
+        assert len(closes) >= begun + blocked
+        assert server.streams_inflight == 0
+        for _ in range(100):
+            await asyncio.sleep(0)  # what was still to come would come now
+        assert [stream.closes for stream in streams.made] == closes
+        gateway.writer.transport.abort()
 
 
 @pytest.mark.parametrize("half_close", [False, True])

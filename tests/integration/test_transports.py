@@ -255,7 +255,10 @@ async def test_A24_a_reset_at_any_point_closes_the_stream_exactly_once_and_silen
     async with serving(kind, streams, limits=limits) as (server, port), connected(port) as channel:
         call = process(channel)
         await until(call, streams)
-        await reset(call)
+        call.cancel()
+        # The end of a call that was half-closed may have come first.
+        faster = grpc.StatusCode.OK if until is _half_closed else None
+        assert await call.code() in {grpc.StatusCode.CANCELLED, faster}
         await streams.made[0].closed.wait()
         other = process(channel)
         await other.write(b"the connection lives on")
@@ -271,7 +274,9 @@ async def test_A24_resets_in_the_middle_of_an_answer_are_silent(kind: Kind) -> N
         gateway = await Gateway.connect(port)
         for stream_id in range(1, 401, 2):
             gateway.open(stream_id, b"a")
-            await gateway.until(DATA)  # also of a stream that was reset before
+            if stream_id % 4 == 1:
+                while (await gateway.until(DATA)).stream_id != stream_id:
+                    pass
             gateway.reset(stream_id)
         gateway.open(401, b"a")
         while (await gateway.until(DATA)).stream_id != 401:  # then all others were seen
@@ -280,7 +285,7 @@ async def test_A24_resets_in_the_middle_of_an_answer_are_silent(kind: Kind) -> N
         while server.streams_inflight:  # noqa: ASYNC110 - tasks of the server are awaited
             await asyncio.sleep(0)
     assert [stream.closes for stream in streams.made] == [1] * len(streams.made)
-    assert len(streams.made) > 100  # grpcio opens none for a reset that comes at once
+    assert len(streams.made) >= 101  # grpcio opens none for a reset that comes at once
 
 
 async def test_a_lost_connection_closes_all_its_streams_once(kind: Kind) -> None:
@@ -574,7 +579,7 @@ async def test_M04_new_streams_are_served_while_gateways_take_notice(kind: Kind)
     async with serving(kind, streams, health=health) as (server, port), connected(port) as channel:
         watch = channel.unary_stream(WATCH_PATH)(b"")
         assert await watch.read() == SERVING
-        drain = asyncio.create_task(server.drain(25, notice_s=0.3))
+        drain = asyncio.create_task(server.drain(25, notice_s=1.0))
         assert await watch.read() == NOT_SERVING
         late = process(channel)
         await late.write(b"late")

@@ -1,4 +1,4 @@
-"""Headroom: promised less predicted, and the filter that keeps to those with room."""
+"""The filter that keeps to the endpoints predicted to hold the promises of a request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from epp.core.filters.headroom import SloHeadroomTierFilter
-from epp.core.headroom import Headroom, headrooms
 from epp.core.model import Endpoint, EndpointSpec, Prediction, Request
 
 Times = tuple[float, float] | None
@@ -32,17 +31,6 @@ def kept(request: Request, count: int, **parameters: Any) -> list[int]:
 
 
 FAST, LATE, SLOW = (0.5, 0.02), (1.5, 0.02), (0.5, 0.08)
-
-
-def test_headroom_is_what_the_prediction_leaves_of_the_promise() -> None:
-    found = headrooms(predicting((0.25, 0.05), None, (2.0, 0.03)), pool(3))
-    assert found == [Headroom(0.75, 0.0), None, Headroom(-1.0, pytest.approx(0.02))]
-    assert [room is not None and room.positive for room in found] == [True, False, False]
-
-
-def test_a_promise_that_was_not_given_counts_as_0() -> None:
-    request = predicting((0.25, 0.5), ttft_s=None, tpot_s=None)
-    assert headrooms(request, pool(1)) == [Headroom(-0.25, -0.5)]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,10 @@ def test_all_stay_when_no_candidate_is_sticky(by_slot: dict[int, int]) -> None:
     assert kept(matching(by_slot), pool(0, 0)) == [0, 1]
 
 
+def test_all_stay_when_all_are_sticky_however_loaded() -> None:
+    assert kept(matching({0: 10, 1: 8}), pool(10**9, 0)) == [0, 1]
+
+
 def test_a_prompt_without_a_full_block_keeps_all() -> None:
     assert kept(Request(), pool(0, 0)) == [0, 1]
 

@@ -24,6 +24,16 @@ from epp.core.registry import (
 
 TABLES = {Kind.FILTER: FILTERS, Kind.SCORER: SCORERS, Kind.PICKER: PICKERS}
 OURS = [(kind, name) for kind, table in TABLES.items() for name in table]
+BOTH = {"context-length-aware"}
+"""Filters that score too, each a class of its own in either table."""
+REQUIRED = {
+    "by-label": "label",
+    "utilization-filter": "conditions",
+    "endpoint-attribute-filter": "attribute",
+    "endpoint-attribute-scorer": "attributeKey",
+    "header-label-affinity-scorer": "headerName",
+}
+"""The first parameter that a type cannot be made without."""
 
 
 def plugins_in(package: ModuleType) -> set[type[Plugin]]:
@@ -53,7 +63,7 @@ def test_a_class_is_named_as_its_yaml_type(kind: Kind, name: str) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), OURS)
 def test_our_names_have_the_kind_they_have_in_the_reference(kind: Kind, name: str) -> None:
-    assert REFERENCE[name] is kind
+    assert REFERENCE[name] is kind or (name in BOTH and kind is Kind.FILTER)
 
 
 @pytest.mark.parametrize(("kind", "name"), OURS)
@@ -61,8 +71,8 @@ def test_a_plugin_is_made_without_parameters_or_says_which_one_it_needs(
     kind: Kind, name: str
 ) -> None:
     plugin = TABLES[kind][name]
-    if name == "by-label":
-        with pytest.raises(msgspec.ValidationError, match="label"):
+    if name in REQUIRED:
+        with pytest.raises(msgspec.ValidationError, match=f"`{REQUIRED[name]}`"):
             msgspec.convert({}, plugin)
     else:
         made = msgspec.convert({}, plugin)
@@ -76,8 +86,26 @@ def test_a_parameter_that_does_not_exist_is_refused(kind: Kind, name: str) -> No
         msgspec.convert({"noSuchThing": 1}, TABLES[kind][name])
 
 
-def test_a_name_is_in_one_table_only() -> None:
-    assert len(OURS) == len({name for _, name in OURS})
+def test_a_name_is_in_one_table_only_unless_it_filters_and_scores() -> None:
+    assert FILTERS.keys() & SCORERS.keys() == BOTH
+    assert len(OURS) == len({name for _, name in OURS}) + len(BOTH)
+
+
+@pytest.mark.parametrize("name", sorted(BOTH))
+def test_what_filters_and_scores_has_the_same_parameters_for_both(name: str) -> None:
+    filtering, scoring = FILTERS[name], SCORERS[name]
+    assert msgspec.structs.fields(filtering) == msgspec.structs.fields(scoring)
+    assert filtering is not scoring
+
+
+PREDICTING = {"latency-scorer", "slo-headroom-tier-filter"}
+
+
+@pytest.mark.parametrize(("kind", "name"), OURS)
+def test_what_needs_predictions_says_so_and_nothing_else_does(kind: Kind, name: str) -> None:
+    if name not in REQUIRED:
+        plugin = TABLES[kind][name]()
+        assert getattr(plugin, "needs_predictions", False) is (name in PREDICTING)
 
 
 def test_what_is_not_built_is_exactly_the_rest_of_the_reference_s_plugins() -> None:
@@ -86,6 +114,7 @@ def test_what_is_not_built_is_exactly_the_rest_of_the_reference_s_plugins() -> N
     assert set(NOT_BUILT.values()) <= TABLES.keys()
     for kind, table in TABLES.items():
         names = {name for name, its in REFERENCE.items() if its is kind}
+        names |= BOTH if kind is Kind.FILTER else set()
         assert names == set(table) | {name for name, its in NOT_BUILT.items() if its is kind}
 
 
@@ -108,6 +137,7 @@ def test_a_type_of_the_reference_is_known_by_its_kind(name: str, kind: Kind) -> 
 
 def test_the_reference_s_list_is_complete_in_number() -> None:
     counts = {kind: sum(its is kind for its in REFERENCE.values()) for kind in Kind}
+    assert counts.pop(Kind.COST) == 0, "costs are ours"
     assert min(counts.values()) >= 1, "a kind without a name"
     assert sum(counts.values()) == 97
 

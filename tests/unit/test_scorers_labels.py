@@ -39,7 +39,7 @@ def test_a_label_says_a_range_of_tokens(text: str, span: ContextRange) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "5", "-5", "5-", "9-1", "a-b", "1-2-3", "-1-5", "0x1-5", "1.5-2", "٣-٤", "1" * 400 + "-2"],
+    ["", "5", "-5", "5-", "9-1", "a-b", "1-2-3", "-1-5", "0x1-5", "1.5-2", "٣-٤", "2-" + "1" * 400],
 )
 def test_what_is_no_range_is_malformed(text: str) -> None:
     assert context_range(text) is None

@@ -76,7 +76,7 @@ def test_equal_predictions_score_half(times: Times) -> None:
 
 
 def test_headrooms_apart_by_rounding_only_are_equal() -> None:
-    request = predicting((0.1 + 0.2, 0.05), (0.3, 0.05))
+    request = predicting((0.1 + 0.2, 0.05), (0.3, 0.05), ttft_s=None)
     assert scores(request, 2) == [0.51, 0.51]
 
 

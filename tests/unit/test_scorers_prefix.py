@@ -100,7 +100,7 @@ def test_cold_requests_go_round_the_pool_before_they_come_back() -> None:
         chosen = []
         for _ in endpoints:
             [i] = picker(endpoints, scorer(COLD, endpoints), rng)
-            inflight.charge(endpoints[i], tokens=1, cold=True)
+            inflight.charge(endpoints[i], tokens=1, cold=True, now_s=0.0)
             chosen.append(i)
         rounds.append(chosen)
     assert sorted(rounds[0]) == list(range(8))

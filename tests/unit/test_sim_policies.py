@@ -53,8 +53,7 @@ class FakeView:
         self.capacity_tokens = kv_tokens
 
     def matched_tokens(self, request: SimRequest, endpoint: int) -> int:
-        size = BLOCK_TOKENS  # whole blocks, and never the last token
-        return min(self.matched.get(endpoint, 0), (request.prompt_tokens - 1) // size * size)
+        return min(self.matched.get(endpoint, 0), request.prompt_tokens)
 
     def scrape(self, endpoint: int) -> Scrape | None:
         return None
@@ -213,13 +212,18 @@ def llmd() -> LlmdAffinity:
 
 def test_llmd_sticks_to_four_fifths_of_the_blocks_and_not_to_less() -> None:
     account = loaded((1, 5000), (1, 1), (1, 2))
-    assert wishes(llmd(), request(tokens=1000), FakeView(matched={0: 800}), account) == {0}
-    assert wishes(llmd(), request(tokens=1000), FakeView(matched={0: 700}), account) == {1}
+    assert wishes(llmd(), request(tokens=1050), FakeView(matched={0: 800}), account) == {0}
+    assert wishes(llmd(), request(tokens=1050), FakeView(matched={0: 700}), account) == {1}
 
 
 def test_llmd_takes_the_share_of_full_blocks_not_of_tokens() -> None:
     account = loaded((1, 5000), (1, 1), (1, 2))
     assert wishes(llmd(), request(tokens=199), FakeView(matched={0: 100}), account) == {0}
+
+
+def test_llmd_does_not_miss_the_last_block_of_a_prompt_that_no_engine_matches() -> None:
+    account = loaded((1, 5000), (1, 1), (1, 2))
+    assert wishes(llmd(), request(tokens=400), FakeView(matched={0: 300}), account) == {0}
 
 
 def test_llmd_gives_up_affinity_when_it_costs_more_than_18_s() -> None:
@@ -295,9 +299,15 @@ def test_dynamo_counts_prefill_until_the_first_token_and_shared_blocks_once() ->
 
 
 def test_sglang_takes_the_best_match_above_half_of_the_prompt() -> None:
-    rule, account = SglangCacheAware(Random(1)), loaded((5, 0), (6, 0), (4, 0))
+    rule, account = SglangCacheAware(), loaded((5, 0), (6, 0), (4, 0))
     assert wishes(rule, request(), FakeView(matched={0: 501, 1: 600}), account) == {1}
     assert wishes(rule, request(), FakeView(matched={1: 500}), account) == {2}
+
+
+def test_sglang_gives_ties_to_the_lowest_number() -> None:
+    rule, account = SglangCacheAware(), loaded((5, 0), (4, 0), (4, 0))
+    assert wishes(rule, request(), FakeView(), account) == {1}
+    assert wishes(rule, request(), FakeView(matched={1: 900, 2: 900}), account) == {1}
 
 
 @pytest.mark.parametrize(
@@ -313,7 +323,7 @@ def test_sglang_leaves_affinity_only_when_both_imbalances_are_exceeded(
     loads: Sequence[int], wanted: int
 ) -> None:
     account = loaded(*((requests, 0) for requests in loads))
-    rule, view = SglangCacheAware(Random(1)), FakeView(matched={0: 1000})
+    rule, view = SglangCacheAware(), FakeView(matched={0: 1000})
     assert wishes(rule, request(), view, account) == {wanted}
 
 
@@ -323,6 +333,7 @@ def test_the_other_sglang_is_less_demanding_and_more_patient() -> None:
     view = FakeView(matched={0: 310})
     assert wishes(peer.rule, request(), view, loaded((64, 0), (0, 0), (1, 0))) == {0}
     assert wishes(peer.rule, request(), view, loaded((65, 0), (0, 0), (1, 0))) == {1}
+    assert wishes(peer.rule, request(), view, loaded((300, 0), (200, 0), (250, 0))) == {0}
 
 
 # -- bounded hashing -----------------------------------------------------------------------
@@ -567,6 +578,7 @@ def test_a_held_request_waits_for_its_own_endpoint_and_may_change_its_mind() -> 
     assert policy.choose(asked, view, 0.0) is None
     assert policy.pass_held(view, 0.1) == []
     rule.wanted[2] = 1
+    policy.ended(request(9), 0.2, ok=True)
     assert policy.pass_held(view, 0.2) == [(asked, 1)]
 
 
@@ -608,6 +620,7 @@ def test_who_waited_40_s_comes_first_and_closes_its_endpoint_to_the_others() -> 
     assert policy.pass_held(view, 40.1) == []
     assert rule.asked == [2, 3]
     rule.wanted[3] = 1
+    policy.ended(request(9), 40.2, ok=True)
     assert policy.pass_held(view, 40.2) == [(small, 1)]
     policy.ended(first, 41.0, ok=True)
     assert policy.pass_held(view, 41.0) == [(big, 0)]
@@ -643,6 +656,28 @@ def test_a_pass_asks_nobody_while_no_endpoint_has_room() -> None:
     rule.asked.clear()
     assert policy.pass_held(view, 0.1) == []
     assert rule.asked == []
+
+
+def test_a_pass_asks_again_only_when_something_may_have_changed() -> None:
+    policy, rule = holding()
+    view = FakeView()
+    policy.choose(request(0, 900), view, 0.0)
+    policy.choose(request(1, 100), view, 0.0)
+    policy.pass_held(view, 0.0)
+
+    def asked(now_s: float) -> list[int]:
+        rule.asked.clear()
+        policy.pass_held(view, now_s)
+        return rule.asked
+
+    assert asked(0.1) == []
+    assert policy.choose(request(2, 100), view, 0.2) is None
+    assert asked(0.2) == [2]
+    policy.ended(request(9), 0.3, ok=True)
+    assert sorted(asked(0.3)) == [1, 2]
+    assert asked(0.31) == []
+    assert sorted(asked(0.41)) == [1, 2]  # 0.49 s are left: the gate opened
+    assert policy.held == 1  # and closed behind the first
 
 
 def test_a_full_queue_lets_its_oldest_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,11 @@
     POLICIES  every name a report may show                                      table
 
 A rule reads the account and the view and changes neither, so `Held` can ask it again and again.
-Where the original breaks ties by lowest index, ours does by chance: that only flatters it.
+Ties are broken as in the original.
 """
 
 from bench.sim.policies.held import Held
 from bench.sim.policies.peer import Peer, Rule, Wishing
-from bench.sim.policies.table import POLICIES
+from bench.sim.policies.table import OPTIONAL_POLICIES, POLICIES
 
-__all__ = ["POLICIES", "Held", "Peer", "Rule", "Wishing"]
+__all__ = ["OPTIONAL_POLICIES", "POLICIES", "Held", "Peer", "Rule", "Wishing"]

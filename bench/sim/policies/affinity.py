@@ -53,9 +53,13 @@ class LlmdAffinity:
         blocks = min(len(request.blocks), (request.prompt_tokens - 1) // self._block_tokens)
         if not blocks:
             return everyone
-        wanted_tokens = self._threshold * blocks * self._block_tokens
-        sticky = [p for p in everyone if view.matched_tokens(request, p) >= wanted_tokens]
-        others = [p for p in everyone if p not in sticky]
+        full_tokens = blocks * self._block_tokens
+        sticky = [
+            each
+            for each in everyone
+            if view.matched_tokens(request, each) / full_tokens >= self._threshold
+        ]
+        others = [each for each in everyone if each not in sticky]
         if not sticky or not others:
             return everyone
         penalty_tokens = _fewest(sticky, account) - _fewest(others, account)

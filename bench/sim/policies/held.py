@@ -15,7 +15,8 @@ requests asks the inner policy again where each wants to go, and lets go those w
 
 The order is the response ratio (wait + w + c)/(w + c), c = 0.5 s, highest first, but whoever has
 waited 40 s comes first and closes its endpoint to the others until it is gone. Of a long queue
-only the first 128 are asked. A full queue lets its oldest go at the next pass, gates or not.
+only the first 128 are asked. A full queue lets its oldest go at the next pass, gates or not. A pass
+asks again only when something was charged or released or a gate opened since the last.
 
 Where first bytes are hidden, a prefill counts as done when its predicted time is over.
 `a` and `b` are the true constants of each endpoint's engine: the hold is not to lose by a wrong
@@ -85,6 +86,15 @@ class Held:
         self._gates: dict[int, _Gate] = {}
         self._inflight: dict[int, _InFlight] = {}
         self._queue: dict[int, _HeldRequest] = {}
+        # What spares asking in vain: most passes are made because time went by.
+        self._new: list[int] = []
+        """Numbers of requests held since the last pass."""
+        self._changed = False
+        """Something was charged or released since the last pass that asked everyone."""
+        self._open: set[int] = set()
+        """Endpoints with room for a request of one block, at the last pass."""
+        self._closed: set[int] = set()
+        """Endpoints kept for a request that waited too long."""
 
     @property
     def held(self) -> int:
@@ -103,6 +113,7 @@ class Held:
                 return endpoint
         work_s = self._cheapest_work_s(request, view)
         self._queue[request.number] = _HeldRequest(request, work_s)
+        self._new.append(request.number)
         return None
 
     def pass_held(self, view: View, now_s: float) -> list[tuple[SimRequest, int]]:
@@ -111,34 +122,38 @@ class Held:
         if not self._queue or not view.endpoints:
             return []
         gone = self._overflow(view, now_s)
-        closed: set[int] = set()
-        for held in self._in_order(now_s):
-            if not self._any_open(view, now_s, closed):
+        for held in self._to_ask(view, now_s):
+            if self._closed.issuperset(self._open):
                 break
             endpoint = self._inner.wish(held.request, view, now_s)
-            if endpoint in closed:
+            if endpoint in self._closed:
                 continue
             if self._is_open(held.request, endpoint, view, now_s):
                 gone.append(self._let_go(held.request, endpoint, view, now_s))
+                if not self._has_room(endpoint, view, now_s):
+                    self._open.discard(endpoint)
             else:
                 held.work_s = self._work_s(held.request, view, endpoint)
                 if now_s - held.request.arrival_s > GUARD_S:
-                    closed.add(endpoint)
+                    self._closed.add(endpoint)
         return gone
 
     def first_byte(self, request: SimRequest, now_s: float) -> None:
         """As in `Policy`."""
+        self._changed = True
         self._inner.first_byte(request, now_s)
         self._computed(request.number, now_s)
 
     def ended(self, request: SimRequest, now_s: float, *, ok: bool) -> None:
         """As in `Policy`; also of a request still held, which is then dropped."""
+        self._changed = True
         self._inner.ended(request, now_s, ok=ok)
         self._queue.pop(request.number, None)
         self._forget(request, now_s)
 
     def left(self, endpoint: int) -> None:
         """As in `Policy`."""
+        self._changed = True
         self._inner.left(endpoint)
         self._account.left(endpoint)
         self._gates.pop(endpoint, None)
@@ -159,13 +174,27 @@ class Held:
 
     # -- the queue ---------------------------------------------------------------------------
 
-    def _in_order(self, now_s: float) -> list[_HeldRequest]:
+    def _to_ask(self, view: View, now_s: float) -> list[_HeldRequest]:
+        """Whom this pass asks, in order: nobody while no endpoint has room, only those who came
+        since the last pass while no gate opened and nothing was charged or released."""
+        before = self._open
+        self._open = {each for each in view.endpoints if self._has_room(each, view, now_s)}
+        if not self._open:
+            return []
+        if self._changed or not self._open <= before:
+            self._changed = False
+            self._closed.clear()
+            asked = list(self._queue.values())
+        else:
+            asked = [self._queue[number] for number in self._new if number in self._queue]
+        self._new.clear()
+
         def order(held: _HeldRequest) -> tuple[bool, float]:
             wait_s = now_s - held.request.arrival_s
             base_s = held.work_s + FAIRNESS_S
             return wait_s <= GUARD_S, -(wait_s + base_s) / base_s
 
-        return sorted(self._queue.values(), key=order)[:PASS_REQUESTS_MAX]
+        return sorted(asked, key=order)[:PASS_REQUESTS_MAX]
 
     def _overflow(self, view: View, now_s: float) -> list[tuple[SimRequest, int]]:
         gone = []
@@ -184,20 +213,14 @@ class Held:
 
     # -- the gate ----------------------------------------------------------------------------
 
-    def _any_open(self, view: View, now_s: float, closed: set[int]) -> bool:
-        """Whether any request at all could pass anywhere; saves asking for each in overload."""
-        return any(
-            each not in closed and self._has_room(each, view, now_s, new_blocks=1)
-            for each in view.endpoints
-        )
-
     def _is_open(self, request: SimRequest, endpoint: int, view: View, now_s: float) -> bool:
         pins = self._account.load(endpoint).pins
         shared = sum(name in pins for name in request.blocks)
         need = ceil((request.prompt_tokens + NEW_OUTPUT_TOKENS) / self._context.block_tokens)
         return self._has_room(endpoint, view, now_s, new_blocks=need - shared)
 
-    def _has_room(self, endpoint: int, view: View, now_s: float, *, new_blocks: int) -> bool:
+    def _has_room(self, endpoint: int, view: View, now_s: float, *, new_blocks: int = 1) -> bool:
+        """Whether the gate is open to a request that adds so many blocks."""
         load = self._account.load(endpoint)
         if not load.requests:
             return True
@@ -221,6 +244,7 @@ class Held:
         return gate
 
     def _dispatch(self, request: SimRequest, endpoint: int, view: View, now_s: float) -> None:
+        self._changed = True
         self._forget(request, now_s)  # sent again after its endpoint failed
         work_s = self._work_s(request, view, endpoint)
         self._inner.charge(request, endpoint, view, now_s)

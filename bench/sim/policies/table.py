@@ -9,6 +9,7 @@ from bench.sim.conditions import PolicyContext
 from bench.sim.model import Policy
 from bench.sim.policies.affinity import LlmdAffinity
 from bench.sim.policies.dynamo import DynamoLinear
+from bench.sim.policies.dynamo_service import DynamoService
 from bench.sim.policies.hashing import BoundedHashing
 from bench.sim.policies.held import Held
 from bench.sim.policies.lmetric import LMetric
@@ -57,9 +58,9 @@ PEERS: Mapping[str, Callable[[PolicyContext], Peer]] = MappingProxyType(
         "dynamo-1": _dynamo(1.0),
         "dynamo-4": _dynamo(4.0),
         "dynamo-8": _dynamo(8.0),
-        "sglang": lambda context: Peer(SglangCacheAware(context.rng)),
-        "sglang-0.3-64-1.5": lambda context: Peer(
-            SglangCacheAware(context.rng, cache_threshold=0.3, balance_abs=64, balance_rel=1.5)
+        "sglang": lambda _: Peer(SglangCacheAware()),
+        "sglang-0.3-64-1.5": lambda _: Peer(
+            SglangCacheAware(cache_threshold=0.3, balance_abs=64, balance_rel=1.5)
         ),
         "bounded-hashing": lambda _: Peer(BoundedHashing()),
         "oracle": lambda context: Peer(Oracle(context.rng)),
@@ -72,3 +73,11 @@ POLICIES: Mapping[str, MakePolicy] = MappingProxyType(
         **{name + HOLD: _with_hold(make) for name, make in PEERS.items()},
     }
 )
+
+OPTIONAL_POLICIES: Mapping[str, MakePolicy] = MappingProxyType(
+    {
+        "dynamo-service-1": DynamoService,
+        "dynamo-service-8": lambda context: DynamoService(context, prefill_load_scale=8.0),
+    }
+)
+"""What needs the optional extra `dynamo`; making one without it says so."""

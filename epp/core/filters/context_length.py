@@ -17,7 +17,7 @@ from epp.core.model import Endpoint, Plugin, Reads, Request
 LabelName = Annotated[str, msgspec.Meta(min_length=1)]
 CONTEXT_LENGTH_LABEL = "llm-d.ai/context-length-range"
 # 18 digits fit the 64 bits that the reference reads; more are as malformed here as there.
-_RANGE = re.compile(r"\s*\+?([0-9]{1,18})\s*-\s*\+?([0-9]{1,18})\s*", re.ASCII)
+_RANGE = re.compile(r"\s*\+?([0-9]{1,18})\s*-\s*\+?([0-9]{1,18})\s*")
 
 
 class ContextRange(NamedTuple):
@@ -41,7 +41,7 @@ class ContextLengthAware(Plugin, frozen=True):
     An endpoint whose range is malformed is not kept. A prompt that was not read has 0 tokens.
 
     Reads: `Endpoint.labels`; `Request.prompt_tokens`.
-    Cost: 6 us with a few different ranges; 50 us with 64.
+    Cost: 10 us with a few different ranges, 80 us with 64.
     Source: llm-d `context-length-aware` as a filter, same rules.
     """
 

@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar
 
 import msgspec
 
-from epp.core.headroom import headrooms
 from epp.core.model import Endpoint, Plugin, Reads, Request
 
 Ratio = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
@@ -22,7 +21,7 @@ class SloHeadroomTierFilter(Plugin, frozen=True):
     0 seconds, which nothing holds.
 
     Reads: `Request.predictions`, `Request.slo_ttft_s`, `Request.slo_tpot_s`; chance.
-    Cost: 16 us.
+    Cost: 8 us.
     Source: llm-d `slo-headroom-tier-filter`, same rules.
     """
 
@@ -36,12 +35,9 @@ class SloHeadroomTierFilter(Plugin, frozen=True):
     """Producer of the predictions; empty = the only one there is."""
 
     def __call__(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
-        if len(endpoints) <= 1:
-            return endpoints
-        rooms = headrooms(request, endpoints)
-        if rooms.count(None) == len(rooms):
-            return endpoints
-        holds = [room is not None and room.positive for room in rooms]
+        ttft_s, tpot_s = request.slo_ttft_s or 0.0, request.slo_tpot_s or 0.0
+        found = [request.predictions.get(e.slot) for e in endpoints]
+        holds = [p is not None and p.ttft_s <= ttft_s and p.tpot_s <= tpot_s for p in found]
         if not any(holds) or all(holds):
             return endpoints
         explores = request.rng.random() < self.epsilon_explore_neg

@@ -31,7 +31,7 @@ class PrefixCacheAffinityFilter(Plugin, frozen=True):
 
     Reads: `Request.match`; `Endpoint.inflight_tokens` or `Request.predictions`, as `ttftSource`
         says; chance, when it explores.
-    Cost: 5 us.
+    Cost: 6 us, 8 us with predictions; none for a prompt that nobody has cached.
     Source: llm-d `prefix-cache-affinity-filter`, same rules: an endpoint without a prediction is
         the slowest there can be, and where all of one side are, the penalty is as large; where both
         sides are, there is none.
@@ -75,18 +75,19 @@ class PrefixCacheAffinityFilter(Plugin, frozen=True):
 
     def __call__(self, request: Request, endpoints: Sequence[Endpoint]) -> Sequence[Endpoint]:
         match, threshold = request.match, self.affinity_threshold
-        if len(endpoints) <= 1 or threshold <= 0.0 or not match.by_slot or not match.blocks:
+        if threshold <= 0.0 or not match.by_slot:
             return endpoints
         explore = self.exploration_probability
         if explore > 0.0 and request.rng.random() < explore:
             return endpoints
         holders = {s for s, blocks in match.by_slot.items() if blocks / match.blocks >= threshold}
         sticky = [e for e in endpoints if e.slot in holders]
-        if not sticky or len(sticky) == len(endpoints):
+        if not sticky:
             return endpoints
         if self.max_ttft_penalty_ms > 0.0:
-            others = [e for e in endpoints if e.slot not in holders]
-            penalty_ms = self._best_ttft_ms(request, sticky) - self._best_ttft_ms(request, others)
+            # Where the best of all is a sticky one there is no penalty, as if it were negative.
+            best_ms = self._best_ttft_ms(request, endpoints)
+            penalty_ms = self._best_ttft_ms(request, sticky) - best_ms
             if penalty_ms > self.max_ttft_penalty_ms:
                 return endpoints
         return sticky

@@ -56,7 +56,7 @@ class UtilizationFilter(Plugin, frozen=True):
 
     Reads: `Endpoint.inflight_requests`, `Load.running`, `Load.waiting`, `Load.kv_usage_ratio`,
         those that the conditions name.
-    Cost: 4 us per condition; kept between scrapes without `active-requests`.
+    Cost: 5 us per condition; kept between scrapes without `active-requests`.
     Source: llm-d `utilization-filter`; there an unreported metric reads as 0, which passes too.
     """
 

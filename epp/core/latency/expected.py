@@ -63,6 +63,11 @@ class ExpectedLatency(Plugin, frozen=True):
     """Prompt tokens an engine computes per step (its `--max-num-batched-tokens`)."""
     slow_start_s: Annotated[float, msgspec.Meta(ge=0.0, le=60.0)] = 1.0
     """Added per waiting request on an endpoint that has not answered since it started."""
+    hold: bool = False
+    """Keep a request in the picker until the endpoint it wants has room, where the gateway's mode
+    allows an answer to wait (full duplex)."""
+    max_num_seqs: Annotated[int, msgspec.Meta(ge=1)] = 256
+    """Requests an engine runs at once (its flag of that name); for `hold`."""
     prefix_match_info_producer_name: str = ""
     """Empty, or the name of the prefix cache producer."""
 

@@ -65,6 +65,19 @@ class Forecast:
         r = self.learner.rates(slot)
         return Constants(r.token_s, r.pair_s, r.step_s, r.step_request_s, r.step_token_s)
 
+    def token_s(self, endpoint: Endpoint) -> float:
+        """Seconds to compute one prompt token there, without attention."""
+        return self._of(endpoint).token_s
+
+    def prefill_s(self, request: Request, endpoint: Endpoint) -> float:
+        """Seconds of the request's own prefill there, with what the endpoint holds or computes."""
+        prompt_tokens = max(1, request.prompt_tokens)
+        matched = matched_tokens(request, endpoint, prompt_tokens)
+        return work_of(self._of(endpoint), prompt_tokens - matched, matched)
+
+    def _of(self, endpoint: Endpoint) -> Constants:
+        return self.constants().get(endpoint.slot) or self._read(endpoint.slot)
+
     def backlog_s(self, endpoint: Endpoint, now_s: float) -> float:
         """Seconds of prefill in front of a request that goes to `endpoint` now."""
         own_s = endpoint.backlog.seconds(now_s)
@@ -109,7 +122,7 @@ class Forecast:
         prompt_tokens = max(1, request.prompt_tokens)
         blocks = resident_blocks(request, endpoint)
         matched = min(prompt_tokens - 1, blocks * request.match.block_tokens)
-        rates = self.constants().get(endpoint.slot) or self._read(endpoint.slot)
+        rates = self._of(endpoint)
         seconds = work_of(rates, prompt_tokens - matched, matched)
         mean_s = self.work_s_mean
         self.work_s_mean = mean_s + MEAN_WEIGHT * (seconds - mean_s) if mean_s else seconds
@@ -127,7 +140,7 @@ class Forecast:
         tokens = self.output_tokens_mean
         if request.max_output_tokens is not None:
             tokens = min(tokens, float(request.max_output_tokens))
-        rates = self.constants().get(endpoint.slot) or self._read(endpoint.slot)
+        rates = self._of(endpoint)
         return tokens * step_of(rates, endpoint.inflight_requests, endpoint.context_tokens)
 
     # -- what is learned -------------------------------------------------------------------

@@ -6,10 +6,8 @@ Rates are seconds per unit of work (`Rates`). Three sources:
     histograms    vLLM's prefill seconds and computed tokens, where first bytes are not seen
     ends          mean seconds per output token of an answer, for the decode step
 
-First bytes are summed over *groups*: prompts the engine computed back to back. A prompt's own time
-says little under load, where prompts share a step (the second of them took "0 s") or overtake each
-other; the sum over a group is right whatever the order. A group ends when the engine ran idle, or
-after `GROUP_PREFILLS`, but never between prompts of one step. Its time is modelled as
+First bytes are summed over *groups* (`observe`), prompts the engine computed back to back, whose
+time is modelled as
 
     seconds = level * (w1*token_s*u + w2*pair_s*u*(m + u/2) + w3*steps*S)
 
@@ -29,37 +27,30 @@ it shows.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections import deque
 
 import msgspec
 
-from epp.core.latency.fit import Parts, PoolFit, predict_s
+from epp.core.latency.fit import PoolFit, predict_s
+from epp.core.latency.observe import FirstBytes, Group, Histograms, PrefillTime
 
 CHUNK_TOKENS = 8192
 """Prompt tokens per engine step: vLLM's default `max_num_batched_tokens` on an H100. Wrong by a
 factor it changes the number of steps, about 2 % of a prefill each."""
-GROUP_PREFILLS = 6
-"""Prefills after which a group ends on a busy engine. The work of the next prompt inside the last
-step blurs a group's edges; more prefills blur less, fewer tell sooner."""
-SAME_STEP_RATIO = 0.25
-"""A first byte that follows another within this part of a decode step came from the same step."""
-HISTOGRAM_PREFILLS = 4
-"""Prefills per group of the histograms, as above."""
-HISTOGRAM_SEEN_RATIO = 0.5
-"""Histograms count where first bytes were seen of less than this part of the prefills."""
 RESTART_COUNT = 4.0
 """Prefills a restarted endpoint remembers: its hardware is likely the same, its load is not."""
-PREFILLS_REMEMBERED = 64
-"""First bytes per endpoint whose time and work are kept, to tell decode from prefill."""
-PREFILL_SHARE_MAX = 0.8
-"""Prefill takes at most this part of an answer's time; the rest is decode, however it looks."""
-CHANGE_RATIO = 0.01
+CHANGE_RATIO = 0.02
 """Rates are published when one moved by more: callers that cache them reread rarely."""
+COUNT_MAX = 8.0
+"""No observation stands for more prefills: a median wants several."""
+TOKENS_MAX = 1_000_000_000
+SECONDS_MAX = 1e6
+"""Bounds of what is believed of one event, so that sums and products stay finite."""
 RATE_FACTOR_MAX = 1000.0
 """Published rates stay within this factor of the prior."""
 ERROR_WEIGHT = 0.1
 """Part of each new value in the mean error."""
+ERROR_MAX = 10.0
+"""No observation counts as further off in the mean error: one stall must not hide the rest."""
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -115,25 +106,14 @@ class _Slot:
     """What is going on at one endpoint."""
 
     __slots__ = (
-        "answers", "done", "done_s", "error_ratio", "group", "group_prefills", "group_s",
-        "histogram_from_s", "histogram_prefills", "histogram_s", "histogram_tokens", "last_s",
-        "learned_s", "prefills", "seen",
+        "answers", "error_ratio", "first_bytes", "histograms", "learned_s", "prefill_time",
+        "prefills",
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self.group: Parts = (0.0, 0.0, 0.0)
-        self.group_s = 0.0
-        self.group_prefills = 0
-        self.last_s = -math.inf
-        """Time of the newest first byte."""
-        self.done: deque[tuple[float, float]] = deque(maxlen=PREFILLS_REMEMBERED)
-        """Per first byte: its time, and prefill seconds done until then (`done_s`)."""
-        self.done_s = 0.0
-        self.histogram_from_s: float | None = None
-        self.histogram_s = self.histogram_tokens = 0.0
-        self.histogram_prefills = 0
-        self.seen = 0
-        """First bytes since `histogram_from_s`."""
+        self.first_bytes = FirstBytes()
+        self.histograms = Histograms()
+        self.prefill_time = PrefillTime()
         self.prefills = self.answers = 0
         self.error_ratio: float | None = None
         self.learned_s: float | None = None
@@ -215,26 +195,21 @@ class RateLearner:
             now_s: when it came.
         """
         state = self._slot(slot)
-        service_s = max(0.0, service_s)
         rates = self.rates(slot)
-        same_step = service_s < SAME_STEP_RATIO * rates.step_s and state.group_prefills > 0
-        if not same_step and (
-            state.group_prefills >= GROUP_PREFILLS
-            or (state.group_prefills and now_s - service_s > state.last_s)
-        ):
-            self._end_group(slot, state)
-        uncached, matched = max(1, uncached_tokens), max(0, matched_tokens)
-        work = self._work_parts(uncached, matched)
-        steps = 0.0 if same_step else max(1.0, uncached / self._chunk_tokens)
-        step_s = self._prior.decode_step_s(max(0, decoding), max(0, decode_tokens))
-        token, pair, step = state.group
-        state.group = (token + work[0], pair + work[1], step + steps * step_s)
-        state.group_s += service_s
-        state.group_prefills += 1
-        state.seen += 1
-        state.last_s = now_s
-        state.done_s += rates.work_s(uncached, matched)
-        state.done.append((now_s, state.done_s))
+        service_s = min(max(0.0, service_s), SECONDS_MAX)
+        same_step = state.first_bytes.same_step(service_s, now_s, rates.step_s)
+        uncached, matched = max(1, _believed(uncached_tokens)), _believed(matched_tokens)
+        steps = 0.0 if same_step else self._steps(uncached)
+        step_s = self._prior.decode_step_s(_believed(decoding), _believed(decode_tokens))
+        parts = (*self._work_parts(uncached, matched), steps * step_s)
+        newest_s = state.first_bytes.last_s
+        group = state.first_bytes.add(parts, service_s, now_s, same_step=same_step)
+        state.histograms.first_bytes += 1
+        state.prefill_time.add(rates.work_s(uncached, matched), now_s)
+        if group is not None:
+            state.learned_s = newest_s
+            self._note_error(slot, state, group)
+            self._learn_prefills(slot, state, group)
 
     def decoded(
         self,
@@ -262,10 +237,10 @@ class RateLearner:
         prior = self._prior
         parts = (
             prior.step_s,
-            prior.step_request_s * max(0, inflight),
-            prior.step_token_s * max(0, inflight_tokens),
+            prior.step_request_s * _believed(inflight),
+            prior.step_token_s * _believed(inflight_tokens),
         )
-        share = self._prefill_share(state, now_s, decode_s)
+        share = state.prefill_time.share(now_s, decode_s)
         state.answers += 1
         state.learned_s = now_s
         # The less of the time was decode, the less is known of it.
@@ -284,19 +259,22 @@ class RateLearner:
             now_s: time of the second scrape.
         """
         state = self._slot(slot)
-        if state.histogram_from_s is None:
-            state.histogram_from_s, state.seen = now_s, 0
+        learned = state.histograms.add(
+            prefill_s=min(prefill_s, SECONDS_MAX),
+            computed_tokens=min(computed_tokens, TOKENS_MAX),
+            prefills=prefills,
+            now_s=now_s,
+        )
+        if learned is None:
             return
-        state.histogram_s += max(0.0, prefill_s)
-        state.histogram_tokens += max(0.0, computed_tokens)
-        state.histogram_prefills += max(0, prefills)
-        if state.histogram_prefills < HISTOGRAM_PREFILLS:
-            return
-        if state.seen < HISTOGRAM_SEEN_RATIO * state.histogram_prefills:
-            self._learn_histograms(slot, state, now_s - state.histogram_from_s)
-            state.learned_s = now_s
-        state.histogram_from_s, state.seen = now_s, 0
-        state.histogram_s, state.histogram_tokens, state.histogram_prefills = 0.0, 0.0, 0
+        state.learned_s = now_s
+        count = min(learned.prefills, TOKENS_MAX)
+        # The sum of squares is not told: as if all prompts were alike, and nothing was matched.
+        tokens = max(1.0, learned.tokens / count)
+        token, pair = self._work_parts(tokens, 0.0)
+        step = self._steps(tokens) * self._prior.step_s
+        parts = (count * token, count * pair, count * step)
+        self._learn_prefills(slot, state, Group(parts, learned.observed_s, count))
 
     def state(self, slot: int) -> RateState:
         """For the debug page."""
@@ -322,51 +300,26 @@ class RateLearner:
         pairs = uncached_tokens * (matched_tokens + uncached_tokens / 2)
         return self._prior.token_s * uncached_tokens, self._prior.pair_s * pairs
 
-    def _end_group(self, slot: int, state: _Slot) -> None:
-        """Learn from the group, and begin the next."""
-        parts, observed_s, prefills = state.group, state.group_s, state.group_prefills
-        state.group, state.group_s, state.group_prefills = (0.0, 0.0, 0.0), 0.0, 0
+    def _steps(self, tokens: float) -> float:
+        """Engine steps of a prompt; a part of one, where prompts share the last, counts so."""
+        return max(1.0, tokens / self._chunk_tokens)
+
+    def _note_error(self, slot: int, state: _Slot, group: Group) -> None:
+        """How far off the group would have been predicted."""
         level = math.exp(self._prefill.level_log(slot, self._prefill.pool_log()))
-        predicted_s = level * predict_s(parts, self._prefill.shape.weights)
-        error = min(1.0 * prefills * RATE_FACTOR_MAX, abs(observed_s / predicted_s - 1))
+        predicted_s = level * predict_s(group.parts, self._prefill.shape.weights)
+        error = min(ERROR_MAX, abs(group.observed_s / predicted_s - 1))
         mean = state.error_ratio
         state.error_ratio = error if mean is None else mean + ERROR_WEIGHT * (error - mean)
-        state.learned_s = state.last_s
-        self._learn_prefills(slot, state, parts, observed_s, prefills)
 
-    def _learn_histograms(self, slot: int, state: _Slot, elapsed_s: float) -> None:
-        """Prefills that shared steps each report the whole step, so their sum exceeds the time the
-        engine was busy, but that cannot exceed the time that went by."""
-        prefills = state.histogram_prefills
-        tokens = max(1.0, state.histogram_tokens / prefills)
-        token, pair = self._work_parts(tokens, 0.0)
-        steps = max(1.0, tokens / self._chunk_tokens)
-        parts = (prefills * token, prefills * pair, prefills * steps * self._prior.step_s)
-        observed_s = min(state.histogram_s, max(elapsed_s, state.histogram_s / prefills))
-        self._learn_prefills(slot, state, parts, observed_s, prefills)
-
-    def _learn_prefills(
-        self, slot: int, state: _Slot, parts: Parts, observed_s: float, prefills: int
-    ) -> None:
+    def _learn_prefills(self, slot: int, state: _Slot, group: Group) -> None:
+        parts, observed_s, prefills = group
         state.prefills += prefills
         # Steps are the least certain part: what consists of them says little about the work.
-        worth = prefills * (parts[0] + parts[1]) / (parts[0] + parts[1] + parts[2])
-        other = self._prefill.learn(slot, parts, observed_s, count=float(prefills), worth=worth)
+        count = min(COUNT_MAX, float(prefills))
+        worth = count * (parts[0] + parts[1]) / (parts[0] + parts[1] + parts[2])
+        other = self._prefill.learn(slot, parts, observed_s, count=count, worth=worth)
         self._publish(slot, other)
-
-    def _prefill_share(self, state: _Slot, now_s: float, decode_s: float | None) -> float:
-        """Part of the time until `now_s` that went into prefills, 0..`PREFILL_SHARE_MAX`."""
-        if len(state.done) < 2:
-            return 0.0
-        done = list(state.done)
-        start = 0
-        if decode_s is not None:
-            # The first byte of the answer itself is at the start: its own prefill is not in it.
-            start = max(0, bisect_left(done, (now_s - decode_s + 1e-6, 0.0)) - 1)
-        span_s = max(now_s - done[start][0], decode_s or 0.0)
-        if span_s <= 0.0:
-            return 0.0
-        return min(PREFILL_SHARE_MAX, (state.done_s - done[start][1]) / span_s)
 
     def _publish(self, *slots: int | None) -> None:
         """Put learned rates where `rates` finds them, where they changed enough to matter."""
@@ -400,6 +353,10 @@ class RateLearner:
             step_request_s=prior.step_request_s * _bounded(decode * request),
             step_token_s=prior.step_token_s * _bounded(decode * context),
         )
+
+
+def _believed(count: int) -> int:
+    return min(max(count, 0), TOKENS_MAX)
 
 
 def _bounded(factor: float) -> float:

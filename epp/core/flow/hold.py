@@ -1,0 +1,289 @@
+"""The hold: a request is kept here until the endpoint it wants has room, then decided again.
+
+A request dispatched too early waits in an engine's queue, where nothing can move it any more. Kept
+here, it is decided at the last moment, by what is known then. It never falls through to its second
+choice: its cache is where it wants to go, and a queue in front of whichever endpoint frees first
+would lose that for everybody.
+
+An endpoint has room for a request when nothing of ours runs there, or when
+
+    backlog <= one engine step of prefill (`chunk_tokens` at its learned rate),
+    requests in flight there < `seqs_max`, and
+    distinct tokens of the prompts in flight there, with some for their output, and what the request
+    adds to them, fit its KV cache (where it reports one).
+
+Held requests are filed under the endpoint they want. `wake` goes through the endpoints that have
+room again: of the first `passed_max` that want it, the one with the highest response ratio
+
+    (wait + w + c) / (w + c)        w: its prefill there, seconds; c: `fairness_s`
+
+is decided once more, and goes or is filed under another. Endpoints nobody wants are offered to the
+head of the order every `recheck_s`. A request held for `guard_s` closes its endpoint to all others
+until it has gone.
+
+The queue is bounded: a request beyond `requests_max` goes at once, room or not. States of a ticket:
+held, then exactly one of delivered or withdrawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+
+from epp.core.decide import Decider, Decision
+from epp.core.errors import RequestDropped
+from epp.core.kvuse import units_of
+from epp.core.latency.forecast import CHUNK_TOKENS
+from epp.core.model import Endpoint, Pick, Request
+
+NEVER_S = float("inf")
+NEW_OUTPUT_TOKENS = 300
+"""Output tokens a request is expected to add to the KV cache before it leaves room."""
+
+
+class HoldParams(msgspec.Struct, frozen=True, kw_only=True):
+    """When a request is kept, and for how long others may pass it."""
+
+    chunk_tokens: int = CHUNK_TOKENS
+    seqs_max: int = 256
+    """Requests an engine runs at once (vLLM's `max_num_seqs`)."""
+    fairness_s: float = 0.5
+    guard_s: float = 40.0
+    requests_max: int = 10_000
+    passed_max: int = 128
+    recheck_s: float = 0.02
+    """Backlogs age, so room comes without an event; this often it is looked for."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a held request."""
+
+    decision: Decision | None
+    dropped: RequestDropped | None = None
+    """Why it was refused instead: no endpoint is left that may serve it."""
+
+
+Deliver = Callable[[Outcome, float], None]
+"""Called once, at the given time, with what became of a held request."""
+
+
+class Ticket:
+    """One held request."""
+
+    __slots__ = (
+        "deliver",
+        "first_byte_seen",
+        "held_since_s",
+        "request",
+        "subset",
+        "wants",
+        "work_s",
+    )
+
+    def __init__(
+        self,
+        request: Request,
+        *,
+        subset: tuple[str, ...] | None,
+        first_byte_seen: bool,
+        deliver: Deliver,
+        now_s: float,
+    ) -> None:
+        self.request = request
+        self.subset = subset
+        self.first_byte_seen = first_byte_seen
+        self.deliver = deliver
+        self.held_since_s = now_s
+        self.wants: Endpoint | None = None
+        """Under which it is filed; `None` = no longer held."""
+        self.work_s = 0.0
+        """Its prefill there."""
+
+
+class Hold:
+    """See the module. One per decider."""
+
+    def __init__(self, decider: Decider, params: HoldParams | None = None) -> None:
+        self.params = params or HoldParams()
+        self._decider = decider
+        self._filed: dict[Endpoint, dict[Ticket, None]] = {}
+        """By the endpoint wanted, in order of arrival."""
+        self._rechecked_s = -NEVER_S
+        self.requests = 0
+        """Requests held now."""
+        decider.inflight.counts_kv = True
+
+    # -- in and out ------------------------------------------------------------------------
+
+    def offer(
+        self,
+        request: Request,
+        *,
+        subset: tuple[str, ...] | None,
+        now_s: float,
+        deliver: Deliver,
+        first_byte_seen: bool = True,
+    ) -> Decision | Ticket:
+        """Decide the request now if the endpoint it wants has room, else keep it.
+
+        Args:
+            subset, first_byte_seen: as for `Decider.decide`.
+            deliver: called later if a ticket is returned, unless that is withdrawn.
+        Raises: RequestDropped when no endpoint can serve the request.
+        """
+        pick = self._decider.wish(request, subset=subset, now_s=now_s)
+        endpoint = pick.endpoint
+        full = self.requests >= self.params.requests_max
+        if full or (self._admits(endpoint, request, now_s) and not self._guarded(endpoint, now_s)):
+            return self._decider.commit(request, pick, now_s=now_s, first_byte_seen=first_byte_seen)
+        ticket = Ticket(
+            request, subset=subset, first_byte_seen=first_byte_seen, deliver=deliver, now_s=now_s
+        )
+        self.requests += 1
+        self._file(ticket, pick)
+        return ticket
+
+    def withdraw(self, ticket: Ticket) -> None:
+        """Its client is gone; a second call, or one after its delivery, changes nothing."""
+        if ticket.wants is not None:
+            self._unfile(ticket)
+            self.requests -= 1
+
+    def wake(self, now_s: float) -> None:
+        """Something was released, reported or came to be, or time went by: let go what may go."""
+        if not self.requests:
+            return
+        for endpoint in list(self._filed):
+            if endpoint in self._filed:
+                self._serve(endpoint, now_s)
+        if self.requests and now_s - self._rechecked_s >= self.params.recheck_s:
+            self._rechecked_s = now_s
+            self._offer_unwanted(now_s)
+
+    @property
+    def next_wake_s(self) -> float:
+        """When `wake` is due if nothing happens; infinity = nothing is held."""
+        return self._rechecked_s + self.params.recheck_s if self.requests else NEVER_S
+
+    # -- passes ----------------------------------------------------------------------------
+
+    def _serve(self, endpoint: Endpoint, now_s: float) -> None:
+        """Let go of those that want this endpoint, while it has room."""
+        asked: set[Ticket] = set()
+        while self._has_room(endpoint, now_s):
+            guarded = self._guarded(endpoint, now_s)
+            ticket = guarded or self._first(endpoint, asked, now_s)
+            if ticket is None:
+                return
+            asked.add(ticket)
+            if not self._ask(ticket, now_s) and ticket is guarded and ticket.wants is endpoint:
+                return
+
+    def _first(self, endpoint: Endpoint, asked: set[Ticket], now_s: float) -> Ticket | None:
+        """Whose turn it is of those that want this endpoint and were not asked."""
+        best: Ticket | None = None
+        best_ratio = -1.0
+        looked = 0
+        for ticket in self._filed.get(endpoint, ()):
+            if ticket in asked:
+                continue
+            base_s = ticket.work_s + self.params.fairness_s
+            ratio = (now_s - ticket.held_since_s + base_s) / base_s
+            if ratio > best_ratio:
+                best, best_ratio = ticket, ratio
+            looked += 1
+            if looked == self.params.passed_max:
+                break
+        return best
+
+    def _offer_unwanted(self, now_s: float) -> None:
+        """Endpoints with room that nobody wants: see whether the longest held want them by now."""
+        endpoints = self._decider.pool.snapshot(now_s).endpoints
+        if not any(e not in self._filed and self._has_room(e, now_s) for e in endpoints):
+            return
+        for ticket in sorted(self._heads(), key=lambda ticket: ticket.held_since_s):
+            self._ask(ticket, now_s)
+
+    def _heads(self) -> Iterator[Ticket]:
+        """A few of those filed under each endpoint."""
+        for filed in list(self._filed.values()):
+            yield from list(filed)[:2]
+
+    def _ask(self, ticket: Ticket, now_s: float) -> bool:
+        """Decide a held request again: it goes (True), or is filed under what it wants now."""
+        try:
+            pick = self._decider.wish(ticket.request, subset=ticket.subset, now_s=now_s)
+        except RequestDropped as dropped:
+            self.withdraw(ticket)
+            ticket.deliver(Outcome(None, dropped), now_s)
+            return True
+        guarded = self._guarded(pick.endpoint, now_s)
+        closed = guarded is not None and guarded is not ticket
+        if closed or not self._admits(pick.endpoint, ticket.request, now_s):
+            self._unfile(ticket)
+            self._file(ticket, pick)
+            return False
+        self.withdraw(ticket)
+        decision = self._decider.commit(
+            ticket.request, pick, now_s=now_s, first_byte_seen=ticket.first_byte_seen
+        )
+        ticket.deliver(Outcome(decision), now_s)
+        return True
+
+    def _guarded(self, endpoint: Endpoint, now_s: float) -> Ticket | None:
+        """The request that wants this endpoint and has waited too long: it comes first."""
+        for oldest in self._filed.get(endpoint, ()):
+            return oldest if now_s - oldest.held_since_s > self.params.guard_s else None
+        return None
+
+    def _file(self, ticket: Ticket, pick: Pick) -> None:
+        endpoint = pick.endpoint
+        ticket.wants = endpoint
+        forecast = self._decider.forecast
+        ticket.work_s = forecast.prefill_s(ticket.request, endpoint)
+        filed = self._filed.setdefault(endpoint, {})
+        filed[ticket] = None
+        last = next(reversed(filed))
+        if last is ticket and len(filed) > 1 and self._out_of_order(filed, ticket):
+            ordered = sorted(filed, key=lambda each: each.held_since_s)
+            self._filed[endpoint] = dict.fromkeys(ordered)
+
+    def _out_of_order(self, filed: dict[Ticket, None], ticket: Ticket) -> bool:
+        newest_first = reversed(filed)
+        next(newest_first)
+        return next(newest_first).held_since_s > ticket.held_since_s
+
+    def _unfile(self, ticket: Ticket) -> None:
+        endpoint = ticket.wants
+        assert endpoint is not None
+        ticket.wants = None
+        filed = self._filed[endpoint]
+        del filed[ticket]
+        if not filed:
+            del self._filed[endpoint]
+
+    # -- room ------------------------------------------------------------------------------
+
+    def _has_room(self, endpoint: Endpoint, now_s: float) -> bool:
+        """Whether a small request would be let go there."""
+        requests = endpoint.inflight_requests + endpoint.foreign_requests
+        if not requests:
+            return True
+        if requests >= self.params.seqs_max:
+            return False
+        forecast = self._decider.forecast
+        step_s = self.params.chunk_tokens * forecast.token_s(endpoint)
+        return forecast.backlog_s(endpoint, now_s) <= step_s
+
+    def _admits(self, endpoint: Endpoint, request: Request, now_s: float) -> bool:
+        if not self._has_room(endpoint, now_s):
+            return False
+        load = endpoint.last_load
+        if not endpoint.inflight_requests or load.kv_blocks is None or load.kv_block_tokens is None:
+            return True
+        kv_tokens = load.kv_blocks * load.kv_block_tokens
+        chain = request.chains[0] if len(request.chains) == 1 else ()
+        units = units_of(chain, request.match.block_tokens, request.prompt_tokens)
+        adds_tokens = request.prompt_tokens + NEW_OUTPUT_TOKENS - endpoint.kv.shared_tokens(units)
+        return endpoint.kv.tokens + adds_tokens <= kv_tokens
