@@ -1,4 +1,4 @@
-"""The command line: `epp serve`, `epp check`, `epp envoy-config`.
+"""The command line: `epp serve`, `epp check`, `epp explain`, `epp envoy-config`.
 
 Exit status: 0 done, 1 failed while running, 2 wrong flags or configuration (one clear line on
 standard error names the key or flag and the remedy).
@@ -18,6 +18,7 @@ from epp.app import run
 from epp.config import EndpointPickerConfig, effective_yaml, load_config, resolve
 from epp.core.errors import ConfigError, EppError
 from epp.envoy.command import add_command as add_envoy_config
+from epp.explain_command import add_command as add_explain
 from epp.flags import FLAGS, Effect, Flag, Kind, ServeOptions, parse_flags
 
 USAGE_ERROR = 2
@@ -28,6 +29,7 @@ endpoint of the pool should serve it.
 
   epp serve         answer the gateway (ext_proc)
   epp check         validate a configuration file and print it with all defaults
+  epp explain       say why a request goes where it goes, from what a picker knows
   epp envoy-config  print a complete Envoy bootstrap for running without a gateway product
 
 Try it: epp serve --endpoints 127.0.0.1:8000,127.0.0.1:8001 --secure-serving=false
@@ -54,6 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_serve(commands)
     _add_check(commands)
+    add_explain(commands)
     add_envoy_config(commands)
     args, unknown = parser.parse_known_args(argv)
     if unknown:

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Iterable
 
 import msgspec
 
 from bench.engine.cost import CostModel
-from bench.engine.scheduler import Engine, EngineLimits, StepResult
+from bench.engine.scheduler import Engine, EngineLimits, LiveRequest, StepResult
 from bench.sim.agenda import chance
 from bench.sim.conditions import Conditions
 from bench.sim.hardware import EngineKind
@@ -34,6 +35,7 @@ class ScrapeClock:
 
     def __init__(self, seed: int, endpoint: int, conditions: Conditions) -> None:
         self.newest: Scrape | None = None
+        self._prefill_s_sum, self._prefill_tokens_sum, self._prefills = 0.0, 0, 0
         self._seed, self._endpoint = seed, endpoint
         self._loss_ratio = conditions.scrape_loss_ratio
         self._period_s = conditions.scrape_s or math.inf
@@ -47,6 +49,7 @@ class ScrapeClock:
     def restart(self, now_s: float) -> None:
         """The engine came up: nothing was scraped of it yet."""
         self.newest = None
+        self._prefill_s_sum, self._prefill_tokens_sum, self._prefills = 0.0, 0, 0
         if now_s >= self.next_s:
             self._skip_to(self._ticks_until(now_s) + 1)
 
@@ -60,8 +63,26 @@ class ScrapeClock:
         if tick >= self._next:
             load = engine.load()
             at_s = self._phase_s + tick * self._period_s
-            self.newest = Scrape(at_s, load.waiting, load.running, load.kv_usage_ratio)
+            self.newest = Scrape(
+                at_s=at_s,
+                waiting=load.waiting,
+                running=load.running,
+                kv_usage_ratio=load.kv_usage_ratio,
+                prefill_s_sum=self._prefill_s_sum,
+                prefill_tokens_sum=self._prefill_tokens_sum,
+                prefills=self._prefills,
+            )
         self._skip_to(last + 1)
+
+    def count(self, finished: Iterable[LiveRequest]) -> None:
+        """Requests ended: only then does vLLM add them to its histograms. To be called after
+        `look`, which shows what was before."""
+        for live in finished:
+            assert live.admitted_s is not None
+            assert live.first_token_s is not None
+            self._prefill_s_sum += live.first_token_s - live.admitted_s
+            self._prefill_tokens_sum += live.request.prompt_tokens - live.cached_tokens
+            self._prefills += 1
 
     def _ticks_until(self, now_s: float) -> int:
         """Number of the newest tick at or before `now_s`."""

@@ -42,6 +42,12 @@ class Scrape(msgspec.Struct, frozen=True):
     waiting: int
     running: int
     kv_usage_ratio: float
+    prefill_s_sum: float = 0.0
+    """Seconds from admission to first token of all requests that ended since the engine started."""
+    prefill_tokens_sum: int = 0
+    """Prompt tokens computed, not found in the cache, of the same requests."""
+    prefills: int = 0
+    """Their number."""
 
 
 class View(Protocol):

@@ -15,7 +15,7 @@ from bench.sim.model import SimRequest, View
 from epp.config import Plan, load_config, resolve
 from epp.core.decide import Decider, Decision, PrefixKeeper, PrefixParams, PrefixState
 from epp.core.flow.hold import Hold, HoldParams, Outcome
-from epp.core.inflight import Charge, Inflight
+from epp.core.inflight import Inflight
 from epp.core.latency.expected import ExpectedLatency
 from epp.core.latency.forecast import Forecast
 from epp.core.latency.rates import RateLearner, Rates
@@ -64,6 +64,8 @@ class ExactPrefixes:
         self.asking: dict[str, SimRequest] = {}
         """Requests not dispatched yet, by `Request.id`."""
         self._endpoints: dict[Endpoint, int] = {}
+        self._sent: dict[Endpoint, dict[int, Sequence[int]]] = {}
+        """Chains of the requests waiting at each endpoint, by request number."""
 
     def match(self, request: Request) -> PrefixMatch:
         """Blocks held, or about to be, by slot."""
@@ -75,15 +77,20 @@ class ExactPrefixes:
         by_slot = {}
         for endpoint, number in self._endpoints.items():
             blocks = view.matched_tokens(sim, number) // size
-            for work in endpoint.backlog:
-                assert isinstance(work, Charge)
-                blocks = shared_blocks(chain, work.chain, blocks)
+            for other in self._sent.get(endpoint, {}).values():
+                blocks = shared_blocks(chain, other, blocks)
             if blocks:
                 by_slot[endpoint.slot] = blocks
         return PrefixMatch(blocks=len(chain), block_tokens=size, by_slot=by_slot)
 
     def learn(self, endpoint: Endpoint, request: Request) -> None:
-        """The engine's cache says it all."""
+        """It will hold the prompt, once it has computed it."""
+        if request.chains:
+            self._sent.setdefault(endpoint, {})[int(request.id)] = request.chains[0]
+
+    def computed(self, endpoint: Endpoint, number: int) -> None:
+        """It has, or never will: the engine's cache says what came of it."""
+        self._sent.get(endpoint, {}).pop(number, None)
 
     def state(self) -> PrefixState:
         """Nothing is remembered here."""
@@ -98,6 +105,7 @@ class ExactPrefixes:
 
     def left(self, endpoint: Endpoint) -> None:
         self._endpoints.pop(endpoint, None)
+        self._sent.pop(endpoint, None)
 
     def restarted(self, endpoint: Endpoint) -> None:
         """The view knows."""
@@ -246,6 +254,9 @@ class Ours:
                 kv_usage_ratio=scrape.kv_usage_ratio,
                 kv_block_tokens=self._context.block_tokens,
                 kv_blocks=view.kv_tokens(number) // self._context.block_tokens,
+                prefill_s_sum=scrape.prefill_s_sum,
+                prefill_tokens_sum=scrape.prefill_tokens_sum,
+                prefills=scrape.prefills,
             )
             self._pool.apply(Scraped(endpoint, load), now_s)
 
@@ -253,11 +264,17 @@ class Ours:
         """See `Policy`."""
         decision, _ = self._decisions[request.number]
         self._decisions[request.number] = (decision, now_s)
+        self._computed(decision, request)
         self.decider.first_byte(decision, now_s)
+
+    def _computed(self, decision: Decision, request: SimRequest) -> None:
+        if self._exact is not None:
+            self._exact.computed(decision.pick.endpoint, request.number)
 
     def ended(self, request: SimRequest, now_s: float, *, ok: bool) -> None:
         """See `Policy`."""
         decision, first_s = self._decisions.pop(request.number)
+        self._computed(decision, request)
         if ok:
             self.decider.answered(decision, served=None, status=200, now_s=now_s)
         self.decider.ended(

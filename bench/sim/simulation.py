@@ -157,6 +157,7 @@ class Simulation:
         endpoint.step_end_s = None
         self._ready.append(endpoint)
         self._run.steps += 1
+        endpoint.scrapes.count(step.finished)
         if endpoint.told is not None:
             endpoint.told.send(step, now_s)
         for live in step.first:

@@ -6,9 +6,11 @@ others alone."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from epp.core.errors import DropReason, RequestDropped
 
-PIECES_MAX = 1_000
+PIECES_MAX: Final = 1_000
 """A list of more pieces costs more than their bytes: they are joined."""
 
 

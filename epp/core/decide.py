@@ -139,6 +139,16 @@ class PrefixKeeper:
         """Blocks the endpoint is thought to hold."""
         return self.index.held_by(endpoint.slot)
 
+    def runs_of(self, endpoint: Endpoint, runs_max: int) -> list[bytes]:
+        """The blocks the endpoint is thought to hold, see `PrefixIndex.runs`; none of one that has
+        left."""
+        return self.index.runs(endpoint.slot, runs_max) if endpoint in self._reported else []
+
+    def restore(self, endpoint: Endpoint, names: Sequence[int]) -> None:
+        """Take these for the blocks the endpoint holds, youngest first, each after all before
+        it."""
+        self.index.learn(endpoint.slot, (names,))
+
     # PoolListener
 
     def joined(self, endpoint: Endpoint) -> None:

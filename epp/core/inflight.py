@@ -35,16 +35,15 @@ class Prefill(msgspec.Struct, frozen=True):
 
     prompt_tokens: int = 0
     matched_tokens: int = 0
-    """Of these, the ones the endpoint holds already; what is still being computed there for an
-    earlier request does not count."""
-    matched_blocks: int = 0
-    """The same in prefix blocks."""
+    """Of these, the ones the endpoint holds, or will by then."""
     seconds: float = 0.0
     """By the learned rates."""
     blind: bool = False
     """Its first response byte will not be seen."""
     ttft_s: float = 0.0
     """Predicted time to the first token."""
+    tpot_s: float = 0.0
+    """Predicted seconds per output token after it."""
 
 
 NO_PREFILL = Prefill()
@@ -55,7 +54,6 @@ class Charge:
 
     __slots__ = (
         "blind",
-        "chain",
         "context_tokens_at_first_byte",
         "dispatched_s",
         "endpoint",
@@ -77,8 +75,7 @@ class Charge:
         tokens: int,
         tokens_until_end: bool,
         now_s: float,
-        chain: Sequence[int],
-        units: Units | None,
+        units: Units,
     ) -> None:
         self.endpoint: Endpoint | None = endpoint
         """`None` once released."""
@@ -91,11 +88,8 @@ class Charge:
         self.tokens_until_end = tokens_until_end
         self.waiting = True
         """No first response byte yet."""
-        self.chain = chain
-        """Names of the prompt's blocks while it waits: until its first byte they are no cache that
-        others can count on. Empty where it has several prompts."""
         self.units = units
-        """What it holds of the KV cache; `None` = not counted."""
+        """What it holds of the KV cache."""
         self.moved = False
         """The gateway sent it elsewhere than we picked, at a time we do not know."""
         self.inflight_at_first_byte = 0
@@ -109,8 +103,6 @@ class Inflight:
         self.params = params or InflightParams()
         self.requests = 0
         """Requests charged and not released, over all endpoints."""
-        self.counts_kv = False
-        """Whether `Endpoint.kv` is kept, which takes some microseconds per request."""
         self._picks = 0
         self._due: list[tuple[float, int, Charge, bool]] = []
         """Heap of predicted releases: when, a number that breaks ties, whose, and whether it is the
@@ -147,8 +139,7 @@ class Inflight:
             tokens=tokens,
             tokens_until_end=self.params.add_estimated_output_tokens,
             now_s=now_s,
-            chain=chain,
-            units=units_of(chain, block_tokens, prefill.prompt_tokens) if self.counts_kv else None,
+            units=units_of(chain, block_tokens, prefill.prompt_tokens),
         )
         _count(endpoint, charge, +1)
         if prefill.blind:
@@ -188,7 +179,6 @@ class Inflight:
     def _served(self, endpoint: Endpoint, charge: Charge) -> None:
         endpoint.backlog.remove(charge)
         charge.waiting = False
-        charge.chain = ()
         endpoint.waiting_requests -= 1
         if not charge.tokens_until_end:
             endpoint.inflight_tokens -= charge.tokens
@@ -212,7 +202,6 @@ class Inflight:
             return
         endpoint = charge.endpoint
         charge.endpoint = None
-        charge.chain = ()
         self.requests -= 1
         _count(endpoint, charge, -1)
         assert endpoint.inflight_requests >= 0
@@ -248,11 +237,10 @@ def _count(endpoint: Endpoint, charge: Charge, sign: int) -> None:
     endpoint.inflight_requests += sign
     endpoint.inflight_tokens += sign * charge.tokens
     endpoint.context_tokens += sign * charge.prefill.prompt_tokens
-    if charge.units is not None:
-        if sign > 0:
-            endpoint.kv.add(charge.units)
-        else:
-            endpoint.kv.remove(charge.units)
+    if sign > 0:
+        endpoint.kv.add(charge.units)
+    else:
+        endpoint.kv.remove(charge.units)
     if charge.waiting:
         endpoint.waiting_requests += sign
         if sign > 0:

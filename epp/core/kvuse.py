@@ -74,6 +74,10 @@ class KvUse:
                 self.tokens -= units.unit_tokens
         self.tokens -= units.own_tokens
 
+    def holders(self, name: int) -> int:
+        """Requests in flight that hold the unit of this name."""
+        return self._holders.get(name, 0)
+
     def shared_tokens(self, units: Units) -> int:
         """Of a prompt, the tokens that are held here already."""
         return units.unit_tokens * sum(map(self._holders.__contains__, units.names))

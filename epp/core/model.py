@@ -52,6 +52,13 @@ class Load(msgspec.Struct, frozen=True):
     """`None` when the engine reports no LoRA family."""
     attributes: Mapping[str, float] = NO_ATTRIBUTES
     """Custom metrics by attribute key (`engineConfigs[].customMetrics`)."""
+    prefill_s_sum: float | None = None
+    """Seconds from admission to first token of all requests that ended since the engine started,
+    summed over its ranks. Falls when it starts again, as the next two do."""
+    prefill_tokens_sum: float | None = None
+    """Prompt tokens computed, not found in a cache, of the same requests."""
+    prefills: int | None = None
+    """Their number."""
 
 
 UNKNOWN = Load()
@@ -134,7 +141,7 @@ class Endpoint:
         self.backlog = Backlog()
         """The requests without a first response byte, and their work in seconds."""
         self.kv = KvUse()
-        """What the requests in flight hold of its KV cache; counted only where a hold asks."""
+        """What the requests in flight hold of its KV cache."""
         self.foreign_requests = 0
         """Requests in the engine, at its newest scrape, that are not ours."""
         self.foreign_waiting = 0

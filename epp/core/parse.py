@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -28,17 +28,17 @@ from epp.core.headers import FAIRNESS_ID, SLO_TPOT_MS, SLO_TTFT_MS
 from epp.core.model import DEFAULT_FAIRNESS_ID, Api, Request
 from epp.core.prompt import (
     NOT_READ,
-    Body,
-    Head,
     Prompt,
     PromptLimits,
     UnknownShape,
     read_prompt,
 )
 from epp.core.rawjson import explain, is_given, is_true, repaired, text_of, whole_of
+from epp.core.shapes import Body, Head
+from epp.core.structs import Frozen
 
 
-class ParseLimits(msgspec.Struct, frozen=True, kw_only=True):
+class ParseLimits(Frozen, frozen=True, kw_only=True):
     """Bounds of the work on one body. Past one of them a request is routed with less knowledge; the
     limit that refuses a body by its size is the exchange's."""
 
@@ -64,11 +64,11 @@ class ParseLimits(msgspec.Struct, frozen=True, kw_only=True):
     (`requestHandler.parsers`)."""
 
 
-DEFAULT_LIMITS = ParseLimits()
+DEFAULT_LIMITS: Final = ParseLimits()
 
-_COUNTED_BYTES_MIN = 1 << 19
-_PROMISE_MS_MAX = 1e9
-_MODEL_CHARS_MAX = 1024
+_COUNTED_BYTES_MIN: Final = 1 << 19
+_PROMISE_MS_MAX: Final = 1e9
+_MODEL_CHARS_MAX: Final = 1024
 
 
 class Route(NamedTuple):
@@ -80,9 +80,9 @@ class Route(NamedTuple):
     helps nothing and must not be learned."""
 
 
-ELSEWHERE = Route(Api.OTHER, prefills=False)
+ELSEWHERE: Final = Route(Api.OTHER, prefills=False)
 
-ROUTES: Mapping[str, Route] = MappingProxyType(
+ROUTES: Final[Mapping[str, Route]] = MappingProxyType(
     {
         "chat/completions": Route(Api.CHAT),
         "chat/completions/render": Route(Api.CHAT, prefills=False),
@@ -101,12 +101,12 @@ ROUTES: Mapping[str, Route] = MappingProxyType(
 )
 """Last segments of a path, whole ones -> what they mean; the longest match wins."""
 
-_SEGMENTS_MAX = max(key.count("/") + 1 for key in ROUTES)
-_CACHED_PATH_CHARS_MAX = 256
-_PATH_HEADERS = (":path", "x-original-path", "x-forwarded-path")
+_SEGMENTS_MAX: Final = max(key.count("/") + 1 for key in ROUTES)
+_CACHED_PATH_CHARS_MAX: Final = 256
+_PATH_HEADERS: Final = (":path", "x-original-path", "x-forwarded-path")
 
-_read_head = msgspec.json.Decoder(Head).decode
-_read_body = msgspec.json.Decoder(Body).decode
+_read_head: Final = msgspec.json.Decoder(Head).decode
+_read_body: Final = msgspec.json.Decoder(Body).decode
 
 
 def parse_request(
@@ -164,7 +164,7 @@ def _find_route(path: str) -> Route:
     return ELSEWHERE
 
 
-_route_at = lru_cache(maxsize=256)(_find_route)
+_route_at: Final = lru_cache(maxsize=256)(_find_route)
 
 
 def _is_json(headers: Mapping[str, str]) -> bool:
@@ -201,6 +201,8 @@ def _read(data: bytes, limits: ParseLimits) -> Head | None:
     the engine can tell whether it is JSON."""
     if not data:
         raise _refused("is empty; a JSON object is expected")
+    # Raised below and not where it is found: what a parser says may quote the body, and an error
+    # keeps the one it was raised in (compiled, even `from None`).
     try:
         try:
             return _read_json(data, limits)
@@ -211,11 +213,12 @@ def _read(data: bytes, limits: ParseLimits) -> Head | None:
                 return None
         return _read_json(repaired(data), limits)
     except RecursionError:
-        raise _refused("is nested too deeply") from None
+        wrong = "is nested too deeply"
     except msgspec.ValidationError:
-        raise _refused("is JSON but not an object") from None
+        wrong = "is JSON but not an object"
     except ValueError as error:
-        raise _refused(f"({len(data)} bytes) is not valid JSON: {explain(error)}") from None
+        wrong = f"({len(data)} bytes) is not valid JSON: {explain(error)}"
+    raise _refused(wrong)
 
 
 def _is_repairable(data: bytes, limits: ParseLimits) -> bool:

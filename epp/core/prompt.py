@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter
 from sys import byteorder
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 import xxhash
@@ -31,67 +31,22 @@ from msgspec import Raw
 
 from epp.core.model import Api
 from epp.core.rawjson import EMPTY, first_byte, is_given, peek
+from epp.core.shapes import NO_CONTENT, Body, Message
+from epp.core.structs import Frozen
 
-BYTES_PER_TOKEN = 4
+BYTES_PER_TOKEN: Final = 4
 """Estimate for text (the reference's), and the exact width of a token id in a view."""
 
-IMAGE_TOKENS = 640 * 360 // 1024
+IMAGE_TOKENS: Final = 640 * 360 // 1024
 """An image of the size the reference assumes when it does not know: width x height / 1024."""
-VIDEO_TOKENS = 20 * IMAGE_TOKENS
+VIDEO_TOKENS: Final = 20 * IMAGE_TOKENS
 """10 s at 2 frames per second, as the reference assumes."""
-AUDIO_TOKENS = 250
+AUDIO_TOKENS: Final = 250
 """10 s at 25 tokens per second. The reference counts a token per 4 encoded bytes, which is some 400
 times what audio encoders make of them."""
 
-_NO_CONTENT = Raw(b"null")
 
-
-class Message(msgspec.Struct, gc=False):
-    """One chat message: the fields that templates render."""
-
-    role: Raw = EMPTY
-    content: Raw = _NO_CONTENT
-    name: Raw = EMPTY
-    tool_call_id: Raw = EMPTY
-    reasoning: Raw = EMPTY
-    reasoning_content: Raw = EMPTY
-    tool_calls: Raw = EMPTY
-
-
-class Head(msgspec.Struct, gc=False):
-    """What we read of any body besides its prompt; keys as in the APIs."""
-
-    model: Raw = EMPTY
-    stream: Raw = EMPTY
-    cache_salt: Raw = EMPTY
-    max_tokens: Raw = EMPTY
-    max_completion_tokens: Raw = EMPTY
-    max_output_tokens: Raw = EMPTY
-    sampling_params: Raw = EMPTY
-    truncate_prompt_tokens: Raw = EMPTY
-
-
-class Body(Head, gc=False):
-    """A body with its prompt, of whatever API."""
-
-    messages: list[Message] = []
-    tools: Raw = EMPTY
-    system: Raw = EMPTY
-    instructions: Raw = EMPTY
-    input: Raw = EMPTY
-    prompt: Raw = EMPTY
-    items: Raw = EMPTY
-    token_ids: Raw = EMPTY
-    features: Raw = EMPTY
-    chat_template: Raw = EMPTY
-    chat_template_kwargs: Raw = EMPTY
-    documents: Raw = EMPTY
-    reasoning_effort: Raw = EMPTY
-    previous_response_id: Raw = EMPTY
-    conversation: Raw = EMPTY
-
-
-class PromptLimits(msgspec.Struct, frozen=True, kw_only=True):
+class PromptLimits(Frozen, frozen=True, kw_only=True):
     """Bounds of the work on one request's prompt; what lies beyond is counted, not hashed."""
 
     prompts_max: int = 128
@@ -110,7 +65,7 @@ class Prompt(NamedTuple):
     tokens: int = 0
 
 
-NOT_READ = Prompt()
+NOT_READ: Final = Prompt()
 
 
 class UnknownShape(Exception):  # noqa: N818 - a finding, not an error
@@ -132,18 +87,18 @@ def read_prompt(api: Api, body: Body, limits: PromptLimits) -> Prompt:
 
 # ---- conversations ----
 
-_TURN = b"\x01"
-_TEXT = b"\x02"
-_FIELD = b"\x03"
-_MEDIA = b"\x04"
-_PART = b"\x05"
-_KEY = b"\x06"
-_END = b"\x07"
+_TURN: Final = b"\x01"
+_TEXT: Final = b"\x02"
+_FIELD: Final = b"\x03"
+_MEDIA: Final = b"\x04"
+_PART: Final = b"\x05"
+_KEY: Final = b"\x06"
+_END: Final = b"\x07"
 
-_NESTING_MAX = 4
+_NESTING_MAX: Final = 4
 """Content within content (a tool's result); deeper is taken as it stands."""
-_TEXT_KINDS = frozenset((b'"text"', b'"input_text"', b'"output_text"'))
-_MEDIA_TOKENS: Mapping[str, int] = MappingProxyType(
+_TEXT_KINDS: Final = frozenset((b'"text"', b'"input_text"', b'"output_text"'))
+_MEDIA_TOKENS: Final[Mapping[str, int]] = MappingProxyType(
     {
         "image_url": IMAGE_TOKENS,
         "input_image": IMAGE_TOKENS,
@@ -163,22 +118,22 @@ _MEDIA_TOKENS: Mapping[str, int] = MappingProxyType(
     }
 )
 """Kind of a content part -> estimated prompt tokens. A file counts as one page's image."""
-_PART_FIELDS_MAX = 256
-_UNRENDERED = frozenset(("type", "cache_control"))
-_MESSAGE_ITEM_FIELDS = _UNRENDERED | {"role", "content"}
-_TEMPLATE_FIELDS = (
+_PART_FIELDS_MAX: Final = 256
+_UNRENDERED: Final = frozenset(("type", "cache_control"))
+_MESSAGE_ITEM_FIELDS: Final = _UNRENDERED | {"role", "content"}
+_TEMPLATE_FIELDS: Final = (
     "chat_template",
     "chat_template_kwargs",
     "documents",
     "reasoning_effort",
     "tools",
 )
-_template_values = attrgetter(*_TEMPLATE_FIELDS)
-_BILLING_HEADER = b'"x-anthropic-billing-header'
+_template_values: Final = attrgetter(*_TEMPLATE_FIELDS)
+_BILLING_HEADER: Final = b'"x-anthropic-billing-header'
 
-_part = msgspec.json.Decoder(dict[str, Raw]).decode
-_parts = msgspec.json.Decoder(list[dict[str, Raw]]).decode
-_values = msgspec.json.Decoder(list[Raw]).decode
+_part: Final = msgspec.json.Decoder(dict[str, Raw]).decode
+_parts: Final = msgspec.json.Decoder(list[dict[str, Raw]]).decode
+_values: Final = msgspec.json.Decoder(list[Raw]).decode
 
 
 class _View:
@@ -270,7 +225,7 @@ class _View:
         if len(pieces) + 2 * len(parts) > self.limits.pieces_max:
             raise UnknownShape
         for part in parts:
-            text = part.get("text", _NO_CONTENT)
+            text = part.get("text", NO_CONTENT)
             if peek(text)[0] == b'"' and bytes(part.get("type", EMPTY)) in _TEXT_KINDS:
                 pieces += (_TEXT, text)
             else:
@@ -387,8 +342,8 @@ def _conversations(body: Body, limits: PromptLimits) -> Prompt:
 
 # ---- plain prompts ----
 
-_token_ids = msgspec.json.Decoder(list[int]).decode
-_token_id_lists = msgspec.json.Decoder(list[list[int]]).decode
+_token_ids: Final = msgspec.json.Decoder(list[int]).decode
+_token_id_lists: Final = msgspec.json.Decoder(list[list[int]]).decode
 
 
 def _completions(body: Body, limits: PromptLimits) -> Prompt:
@@ -465,7 +420,7 @@ def _generate(body: Body, limits: PromptLimits) -> Prompt:
     return Prompt((view[: limits.view_bytes_max],), prompt.tokens)
 
 
-_READERS: Mapping[Api, Callable[[Body, PromptLimits], Prompt]] = MappingProxyType(
+_READERS: Final[Mapping[Api, Callable[[Body, PromptLimits], Prompt]]] = MappingProxyType(
     {
         Api.CHAT: _chat,
         Api.MESSAGES: _chat,

@@ -11,14 +11,15 @@ from __future__ import annotations
 import json
 from math import isfinite
 from struct import Struct
+from typing import Final
 
 import msgspec
 from msgspec import Raw
 
-EMPTY = Raw(b"")
-_NULL = b"null"
-_WHOLE_DIGITS_MAX = 18
-peek = Struct("c").unpack_from
+EMPTY: Final = Raw(b"")
+_NULL: Final = b"null"
+_WHOLE_DIGITS_MAX: Final = 18
+peek: Final = Struct("c").unpack_from
 """`peek(raw)[0]` is the first byte of a value that is there: `first_byte` for inner loops."""
 
 

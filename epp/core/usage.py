@@ -16,29 +16,33 @@ chunk of its own, 5 us with usage in it.
 from __future__ import annotations
 
 import re
+from typing import Final
 
 import msgspec
 from msgspec import Raw
 
 from epp.core.model import Api, Usage
 from epp.core.rawjson import EMPTY, first_byte, repaired
+from epp.core.shapes import Counts, Envelope
 
-EVENT_BYTES_MAX = 1 << 20
+EVENT_BYTES_MAX: Final = 1 << 20
 """A longer event is counted, but not decoded. An image or audio event can be larger."""
-WINDOW_BYTES = 1 << 18
+WINDOW_BYTES: Final = 1 << 18
 """End of a JSON answer that is kept per request in flight."""
 
-_USAGE_BYTES_MAX = 1 << 16
-_REPAIRED_BYTES_MAX = 1 << 14
+_USAGE_BYTES_MAX: Final = 1 << 16
+_REPAIRED_BYTES_MAX: Final = 1 << 14
 """A longer text that msgspec refuses is not read again by Python's parser, which can take 0.3 us
 per byte."""
-_TOKENS_MAX = 1 << 40
-_LINE_HEAD_BYTES = 16
-_CANDIDATES_MAX = 8
-_BOM = b"\xef\xbb\xbf"
-_MARK = b'"usage"'
-_KEY = re.compile(rb'"usage"\s*:\s*\{')
-_TERMINAL = frozenset((b'"response.completed"', b'"response.incomplete"', b'"response.failed"'))
+_TOKENS_MAX: Final = 1 << 40
+_LINE_HEAD_BYTES: Final = 16
+_CANDIDATES_MAX: Final = 8
+_BOM: Final = b"\xef\xbb\xbf"
+_MARK: Final = b'"usage"'
+_KEY: Final = re.compile(rb'"usage"\s*:\s*\{')
+_TERMINAL: Final = frozenset(
+    (b'"response.completed"', b'"response.incomplete"', b'"response.failed"')
+)
 
 
 class UsageReader:
@@ -84,11 +88,11 @@ class UsageReader:
             if self._decodes and _MARK in data:
                 self._merge(_envelope(data))
 
-    def _merge(self, envelope: _Envelope | None) -> None:
+    def _merge(self, envelope: Envelope | None) -> None:
         if envelope is None:
             return
         try:
-            counts = _counts(envelope.usage_object())
+            counts = _counts(_usage_object(envelope))
         except (msgspec.DecodeError, RecursionError):
             return
         usage = self.usage
@@ -180,7 +184,7 @@ class _Document:
             del self._window[: max(0, len(self._window) + len(chunk) - WINDOW_BYTES)]
         self._window += chunk
 
-    def envelope(self) -> _Envelope | None:
+    def envelope(self) -> Envelope | None:
         """The outermost object, or of a longer document the part of it that holds the usage."""
         text = bytes(self._window)
         if not self._is_cut:
@@ -195,51 +199,30 @@ class _Document:
         return None
 
 
-class _Envelope(msgspec.Struct, gc=False):
-    """Where the APIs put `usage`: on top, in Anthropic's `message_start`, in a Responses event."""
-
-    type: Raw = EMPTY
-    usage: Raw = EMPTY
-    message: Raw = EMPTY
-    response: Raw = EMPTY
-
-    def usage_object(self) -> Raw:
-        """The object with the counts; `EMPTY` when there is none."""
-        if first_byte(self.usage) == b"{":
-            return self.usage
-        inner = self.message
-        if first_byte(self.response) == b"{" and bytes(self.type) in _TERMINAL:
-            inner = self.response
-        if first_byte(inner) != b"{":
-            return EMPTY
-        return _read_envelope(inner).usage
+_read_envelope: Final = msgspec.json.Decoder(Envelope).decode
+_read_counts: Final = msgspec.json.Decoder(Counts).decode
 
 
-class _Counts(msgspec.Struct, gc=False):
-    """`usage` in the words of OpenAI (two sets) and Anthropic; also their details objects."""
-
-    prompt_tokens: Raw = EMPTY
-    input_tokens: Raw = EMPTY
-    completion_tokens: Raw = EMPTY
-    output_tokens: Raw = EMPTY
-    prompt_tokens_details: Raw = EMPTY
-    input_tokens_details: Raw = EMPTY
-    cache_read_input_tokens: Raw = EMPTY
-    cached_tokens: Raw = EMPTY
-
-
-_read_envelope = msgspec.json.Decoder(_Envelope).decode
-_read_counts = msgspec.json.Decoder(_Counts).decode
+def _usage_object(envelope: Envelope) -> Raw:
+    """The object with the counts; `EMPTY` when there is none."""
+    if first_byte(envelope.usage) == b"{":
+        return envelope.usage
+    inner = envelope.message
+    if first_byte(envelope.response) == b"{" and bytes(envelope.type) in _TERMINAL:
+        inner = envelope.response
+    if first_byte(inner) != b"{":
+        return EMPTY
+    return _read_envelope(inner).usage
 
 
-def _strict_envelope(data: bytes) -> _Envelope | None:
+def _strict_envelope(data: bytes) -> Envelope | None:
     try:
         return _read_envelope(data)
     except (msgspec.DecodeError, RecursionError):
         return None
 
 
-def _envelope(data: bytes) -> _Envelope | None:
+def _envelope(data: bytes) -> Envelope | None:
     """The object in `data`, also when only Python's own parser reads it (NaN)."""
     envelope = _strict_envelope(data)
     if envelope is None and len(data) <= _REPAIRED_BYTES_MAX and data.lstrip()[:1] == b"{":

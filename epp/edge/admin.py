@@ -1,16 +1,18 @@
 """The HTTP port for people and Prometheus: `/metrics`, `/debug/state`, `/healthz`.
 
-`/debug/state` is bounded JSON without prompt text: what the picker knows of each endpoint, the
-profile it runs, the size of what it remembers. It answers GET and HEAD only.
+`/debug/state` is bounded JSON without prompt text: all a decision depends on (`core.state`), so
+that `epp explain` can make it again. With `?blocks=true` it also names the prefix blocks that each
+endpoint is thought to hold. These may be millions, so they are written in pieces of about a
+millisecond, between which requests pass. It answers GET and HEAD only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from importlib.metadata import version
-from typing import Any
+from typing import NamedTuple
 
 import msgspec
 from aiohttp import hdrs, web
@@ -20,23 +22,40 @@ from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
-from epp.core.decide import Decider
+from epp.core.decide import Decider, PrefixKeeper
 from epp.core.errors import EppError
 from epp.core.model import Clock, Endpoint
-from epp.core.registry import PICKERS
+from epp.core.prefix import hex_names, names_in
+from epp.core.state import ENDPOINTS_MAX, State, capture
 from epp.edge.metrics import Metrics
 
-ENDPOINTS_MAX = 1_000
-"""Endpoints listed by `/debug/state`; the rest is counted."""
+PACKAGE = "envoy-endpoint-picker"
+BLOCKS_MAX = 1_000_000
+"""Prefix blocks listed, over all endpoints: 17 MB. Beyond it, each endpoint's oldest are left out,
+in proportion."""
+RUNS_MAX = 200_000
+"""Pieces of prompts listed of one endpoint: to list them takes up to 3 ms."""
+PIECE_BLOCKS, PIECE_RUNS = 8_192, 1_024
+"""Written at once: 140 kB at most, in less than a millisecond."""
 STOP_S = 1.0
 """Who reads a page slowly does not hold up the end of the process for longer."""
 
 INDEX = """Envoy Endpoint Picker {version}
 
-/metrics      Prometheus metrics
-/debug/state  what the picker knows, as JSON
-/healthz      ok while the process runs
+/metrics                   Prometheus metrics
+/debug/state               what the picker knows, as JSON
+/debug/state?blocks=true   the same with the prefix blocks of each endpoint, for epp explain
+/healthz                   ok while the process runs
 """
+
+
+class StatePage(NamedTuple):
+    """What `/debug/state` shows."""
+
+    state: State
+    blocks: Iterable[bytes] = ()
+    """What `?blocks=true` adds: the inside of a JSON object by address, in pieces that are made
+    when they are asked for."""
 
 
 class AdminServer:
@@ -48,7 +67,7 @@ class AdminServer:
     """
 
     def __init__(
-        self, *, host: str, port: int, metrics: Metrics, state: Callable[[], Mapping[str, Any]]
+        self, *, host: str, port: int, metrics: Metrics, state: Callable[[], StatePage]
     ) -> None:
         self._host, self._port = host, port
         self._state = state
@@ -101,65 +120,77 @@ class AdminServer:
             await response.write_eof()
         return response
 
-    async def _debug_state(self, _request: web.Request) -> web.Response:
-        body = msgspec.json.format(msgspec.json.encode(self._state()), indent=2) + b"\n"
-        return web.Response(body=body, content_type="application/json")
+    async def _debug_state(self, request: web.Request) -> web.StreamResponse:
+        wanted = request.query.get("blocks", "false")
+        if wanted not in ("true", "false"):
+            raise web.HTTPBadRequest(text="blocks is true or false: /debug/state?blocks=true\n")
+        page = self._state()
+        body = msgspec.json.format(msgspec.json.encode(page.state), indent=2)
+        if wanted == "false":
+            return web.Response(body=body + b"\n", content_type="application/json")
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        if request.method == hdrs.METH_HEAD:
+            return response
+        with contextlib.suppress(ConnectionError):
+            await response.write(body.removesuffix(b"\n}") + b',\n  "prefix_blocks": {')
+            for piece in page.blocks:
+                await response.write(piece)
+                await asyncio.sleep(0)
+            await response.write(b"\n  }\n}\n")
+            await response.write_eof()
+        return response
 
     async def _healthz(self, _request: web.Request) -> web.Response:
         return web.Response(text="ok\n")
 
     async def _index(self, _request: web.Request) -> web.Response:
-        return web.Response(text=INDEX.format(version=version("envoy-endpoint-picker")))
+        return web.Response(text=INDEX.format(version=version(PACKAGE)))
 
 
-def debug_state(decider: Decider, clock: Clock) -> dict[str, Any]:
-    """What the picker knows now, as plain values."""
-    now_s = clock()
-    pool, prefix, profile = decider.pool, decider.prefix, decider.profile
-    eligible = set(pool.snapshot(now_s).endpoints)
-    listed = pool.endpoints[:ENDPOINTS_MAX]
-    return {
-        "version": version("envoy-endpoint-picker"),
-        "synced": pool.synced,
-        "inflight_requests": decider.inflight.requests,
-        "profile": {
-            "name": profile.name,
-            "filters": [f.name for f in profile.filters],
-            "scorers": {s.name: s.weight for s in profile.scorers},
-            "picker": next(n for n, cls in PICKERS.items() if isinstance(profile.picker, cls)),
-        },
-        "prefix_index": None if prefix is None else msgspec.to_builtins(prefix.state()),
-        "endpoints_not_listed": len(pool.endpoints) - len(listed),
-        "endpoints": [_endpoint_state(e, decider, e in eligible, now_s) for e in listed],
-    }
+def debug_state(decider: Decider, clock: Clock) -> StatePage:
+    """What the picker knows now."""
+    return StatePage(capture(decider, clock(), version(PACKAGE)), block_pieces(decider))
 
 
-def _endpoint_state(
-    endpoint: Endpoint, decider: Decider, eligible: bool, now_s: float
-) -> dict[str, Any]:
-    load, prefix = endpoint.last_load, decider.prefix
-    return {
-        "address": endpoint.address,
-        "name": endpoint.name,
-        "namespace": endpoint.namespace,
-        "labels": dict(endpoint.labels),
-        "eligible": eligible,
-        "ejected_for_s": round(max(0.0, endpoint.ejected_until_s - now_s), 3),
-        "on_probation": endpoint.on_probation,
-        "failures_in_a_row": endpoint.failures,
-        "scrape_failures_in_a_row": endpoint.scrape_failures,
-        "inflight_requests": endpoint.inflight_requests,
-        "waiting_for_first_byte": endpoint.waiting_requests,
-        "inflight_tokens": endpoint.inflight_tokens,
-        "prefix_blocks": None if prefix is None else prefix.held_by(endpoint),
-        "load": {
-            "stale": endpoint.load.at_s is None,
-            "age_s": None if load.at_s is None else round(now_s - load.at_s, 3),
-            "waiting": load.waiting,
-            "running": load.running,
-            "kv_usage_ratio": load.kv_usage_ratio,
-            "kv_block_tokens": load.kv_block_tokens,
-            "kv_blocks": load.kv_blocks,
-            "lora_running": sorted(load.lora.running) if load.lora else None,
-        },
-    }
+def block_pieces(decider: Decider, blocks_max: int = BLOCKS_MAX) -> Iterator[bytes]:
+    """The prefix blocks that each endpoint is thought to hold, as `core.state.HeldBlocks` by
+    address. What is learned or evicted between two pieces may or may not show."""
+    keeper = decider.prefix
+    if not isinstance(keeper, PrefixKeeper):
+        return
+    scale = min(1.0, blocks_max / max(1, keeper.state().held_blocks))
+    before = ""
+    for endpoint in decider.pool.endpoints[:ENDPOINTS_MAX]:
+        held = keeper.held_by(endpoint)
+        address = msgspec.json.encode(endpoint.address).decode()
+        yield f'{before}\n    {address}: {{"held": {held}, "runs": ['.encode()
+        listed = yield from _run_pieces(keeper, endpoint, int(held * scale))
+        yield f'], "left_out": {max(0, held - listed)}}}'.encode()
+        before = ","
+
+
+def _run_pieces(
+    keeper: PrefixKeeper, endpoint: Endpoint, blocks_max: int
+) -> Generator[bytes, None, int]:
+    """JSON strings with commas between, of so many blocks. Returns: how many there were."""
+    listed, piece, in_piece = 0, [], 0
+    for run in keeper.runs_of(endpoint, min(RUNS_MAX, blocks_max)):
+        room = blocks_max - listed
+        if room <= 0:
+            break
+        piece.append(f'"{hex_names(run, room)}"')
+        blocks = min(room, names_in(run))
+        listed += blocks
+        in_piece += blocks
+        if in_piece >= PIECE_BLOCKS or len(piece) >= PIECE_RUNS:
+            yield _joined(piece, first=listed == in_piece)
+            piece, in_piece = [], 0
+    if piece:
+        yield _joined(piece, first=listed == in_piece)
+    return listed
+
+
+def _joined(strings: list[str], *, first: bool) -> bytes:
+    between = ",\n      "
+    return (("" if first else between) + between.join(strings)).encode()

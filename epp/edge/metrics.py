@@ -17,7 +17,7 @@ from enum import Enum
 from itertools import accumulate, islice
 from typing import Any, Generic, TypeVar
 
-import msgspec
+from epp.core.structs import Frozen
 
 SECONDS = (
     *(0.005, 0.025, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1, 1.25, 1.5, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30),
@@ -39,10 +39,13 @@ TOKENS = (
 OUTPUT_TOKENS = TOKENS[:12]
 REQUEST_BYTES = tuple(64 * 2**k for k in range(25))
 RESPONSE_BYTES = TOKENS[:15]
+ERROR_RATIOS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 2, 5, 10)
 RATIOS = tuple(i / 10 for i in range(11))
 HIT_BYTES = (0, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 
 REQUEST_LABELS = ("model_name", "target_model_name", "fairness_id", "priority")
+PREDICTION_LABELS = ("plugin_name", "plugin_type", "model_name", "target_model_name")
+ENDPOINT_LABEL = "model_server_endpoint"
 PREFIX = "llm_d_epp_"
 """Of every name that the reference EPP has with the same meaning."""
 OUR_PREFIX = "epp_"
@@ -56,7 +59,7 @@ class Kind(Enum):
     HISTOGRAM = "histogram"
 
 
-class Definition(msgspec.Struct, frozen=True):
+class Definition(Frozen, frozen=True):
     """One metric family."""
 
     name: str
@@ -214,6 +217,25 @@ DEFINITIONS: Mapping[str, Definition] = {
             "source_type",
             "reason",
         ),
+        _histogram(
+            f"{PREFIX}request_predicted_ttft_seconds",
+            "Time to the first token where a request went, as expected at its pick.",
+            TTFT_SECONDS,
+            *PREDICTION_LABELS,
+        ),
+        _histogram(
+            f"{PREFIX}request_predicted_tpot_seconds",
+            "The same per token after the first.",
+            TPOT_SECONDS,
+            *PREDICTION_LABELS,
+        ),
+        _counter(
+            f"{PREFIX}request_slo_violation_total",
+            "Streamed answers later than the client's promise (x-llm-d-slo-ttft-ms, "
+            "x-llm-d-slo-tpot-ms), by type: ttft or tpot.",
+            *PREDICTION_LABELS,
+            "type",
+        ),
         _gauge(f"{PREFIX}info", "Always 1.", "commit", "build_ref"),
         _gauge(f"{PREFIX}extproc_streams_inflight", "Open ext_proc streams."),
         _histogram(f"{PREFIX}extproc_stream_duration_seconds", "Life of a stream.", STREAM_SECONDS),
@@ -239,6 +261,33 @@ DEFINITIONS: Mapping[str, Definition] = {
             f"{OUR_PREFIX}repeated_request_ids_total",
             "Requests whose x-request-id was already in flight: a client's reuse, or several "
             "picker filters on one route. Each is picked and charged by itself.",
+        ),
+        _histogram(
+            f"{OUR_PREFIX}ttft_prediction_error_ratio",
+            "How far the predicted time to the first token was off, divided by the observed one; "
+            "streamed answers, from the pick on.",
+            ERROR_RATIOS,
+        ),
+        _gauge(
+            f"{OUR_PREFIX}endpoint_backlog_seconds",
+            "Prefill work in front of a new request there.",
+            ENDPOINT_LABEL,
+        ),
+        _gauge(
+            f"{OUR_PREFIX}endpoint_prefill_tokens_per_second",
+            "Learned: prompt tokens computed, without their attention to each other; absent until "
+            "something was learned there, as the next two are.",
+            ENDPOINT_LABEL,
+        ),
+        _gauge(
+            f"{OUR_PREFIX}endpoint_decode_step_seconds",
+            "Learned: one decode step with the requests that are there now.",
+            ENDPOINT_LABEL,
+        ),
+        _gauge(
+            f"{OUR_PREFIX}endpoint_speed_ratio",
+            "Learned: its prefill speed / the pool's.",
+            ENDPOINT_LABEL,
         ),
         _histogram(
             f"{OUR_PREFIX}scrape_duration_seconds", "One scrape of one endpoint.", SHORT_SECONDS

@@ -20,8 +20,9 @@ from epp.core.bodies import Bodies
 from epp.core.decide import Decider
 from epp.core.errors import DropReason
 from epp.core.exchange import Exchange
-from epp.core.explain import explain, reason_of
+from epp.core.explain import explain, reason_of, terms_of
 from epp.core.model import Cause, Clock, Endpoint, Usage
+from epp.edge.latency import LatencyMetrics
 from epp.edge.logs import VERBOSE
 from epp.edge.metrics import OUR_PREFIX, PREFIX, Counter, Histogram, Metrics, Reading
 
@@ -137,6 +138,7 @@ class Telemetry:
         self._decision_s = metrics.histogram(f"{PREFIX}scheduler_e2e_duration_seconds").series()
         self._hit_ratio = metrics.histogram(f"{PREFIX}prefix_indexer_hit_ratio").series(*INDEXER)
         self._hit_bytes = metrics.histogram(f"{PREFIX}prefix_indexer_hit_bytes").series(*INDEXER)
+        self._latency = LatencyMetrics(decider, metrics)
         self._poll_errors = metrics.counter(f"{PREFIX}datalayer_poll_errors_total")
         self._picks = metrics.counter(f"{OUR_PREFIX}picks_total")
         self._drops = metrics.counter(f"{OUR_PREFIX}drops_total")
@@ -172,11 +174,17 @@ class Telemetry:
                 self._repeated.inc()
         self._attempts_at(pick.endpoint, series.labels[1]).counter.inc()
         self._picks.series(reason_of(decision).value).inc()
+        self._latency.decided(decision, series.labels[0])
         if request.match.blocks and request.prompt_tokens:
             self._hit_ratio.observe(decision.matched_tokens / request.prompt_tokens)
             self._hit_bytes.observe(decision.matched_tokens * 4)
         if log.isEnabledFor(logging.DEBUG):
             fields = {**_request_fields(exchange), "reason": reason_of(decision).value}
+            fields |= {
+                "endpoint": pick.endpoint.address,
+                "matched_tokens": decision.matched_tokens,
+                "terms": terms_of(decision),
+            }
             log.debug("picked %s", explain(decision), extra={"fields": fields})
 
     def _attempts_at(self, endpoint: Endpoint, model: str) -> _Attempts:
@@ -228,6 +236,7 @@ class Telemetry:
         if exchange.first_byte_s is not None:
             ttft_s = exchange.first_byte_s - exchange.started_s
             series.ttft_s[exchange.response_streaming].observe(ttft_s)
+        self._latency.answered(exchange, series.labels[0])
         if exchange.cause is not Cause.NATURAL or exchange.finished_s is None:
             return
         duration_s = exchange.finished_s - exchange.started_s
@@ -347,6 +356,7 @@ class Telemetry:
         if self._streams_open is not None:
             gauges[f"{PREFIX}extproc_streams_inflight"] = [((), self._streams_open())]
         gauges |= self._pool_gauges() | self._prefix_gauges()
+        gauges |= self._latency.gauges(self._clock())
         return gauges
 
     def _running_readings(self) -> list[Reading]:

@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
+from typing import Final
 
 from epp.core.messages import (
     BodyMode,
@@ -59,30 +60,36 @@ from epp.wire.protobuf import WireError, delimited, fields, read_varint, skip_fi
 __all__ = ["WireError", "decode_request", "encode_reply"]
 
 # Tags (field number << 3 | wire type) of ProcessingRequest; protos/epp_extproc.proto names sources.
-_REQUEST_HEADERS, _RESPONSE_HEADERS = 0x12, 0x1A
-_REQUEST_BODY, _RESPONSE_BODY = 0x22, 0x2A
-_REQUEST_TRAILERS, _RESPONSE_TRAILERS = 0x32, 0x3A
-_METADATA_CONTEXT, _PROTOCOL_CONFIG = 0x42, 0x5A
-_MEMBERS = frozenset(range(_REQUEST_HEADERS, _METADATA_CONTEXT, 8))
-_MESSAGES = _MEMBERS | {_METADATA_CONTEXT, _PROTOCOL_CONFIG}
+_REQUEST_HEADERS: Final = 0x12
+_RESPONSE_HEADERS: Final = 0x1A
+_REQUEST_BODY: Final = 0x22
+_RESPONSE_BODY: Final = 0x2A
+_REQUEST_TRAILERS: Final = 0x32
+_RESPONSE_TRAILERS: Final = 0x3A
+_METADATA_CONTEXT: Final = 0x42
+_PROTOCOL_CONFIG: Final = 0x5A
+_MEMBERS: Final = frozenset(range(_REQUEST_HEADERS, _METADATA_CONTEXT, 8))
+_MESSAGES: Final = _MEMBERS | {_METADATA_CONTEXT, _PROTOCOL_CONFIG}
 
-_HEADERS_TAGS = frozenset({0x0A, 0x18})  # HttpHeaders: headers, end_of_stream
-_MAP_TAGS = frozenset({0x0A})  # HeaderMap: headers
-_HEADER_TAGS = frozenset({0x0A, 0x12, 0x1A})  # HeaderValue: key, value, raw_value
-_BODY_TAGS = frozenset({0x0A, 0x10})  # HttpBody: body, end_of_stream
-_CONFIG_TAGS = frozenset({0x08, 0x10})  # ProtocolConfiguration: request and response body mode
+_HEADERS_TAGS: Final = frozenset({0x0A, 0x18})  # HttpHeaders: headers, end_of_stream
+_MAP_TAGS: Final = frozenset({0x0A})  # HeaderMap: headers
+_HEADER_TAGS: Final = frozenset({0x0A, 0x12, 0x1A})  # HeaderValue: key, value, raw_value
+_BODY_TAGS: Final = frozenset({0x0A, 0x10})  # HttpBody: body, end_of_stream
+_CONFIG_TAGS: Final = frozenset(
+    {0x08, 0x10}
+)  # ProtocolConfiguration: request and response body mode
 
-_PADDING = bytes(260)
+_PADDING: Final = bytes(260)
 """Longest look ahead from the start of a header: four bytes, a key of 255, two bytes."""
 
-_CACHED_HEADER_BYTES_MAX = 256
+_CACHED_HEADER_BYTES_MAX: Final = 256
 """Longest header worth remembering."""
-_NAME_CACHE_MAX = 1024
+_NAME_CACHE_MAX: Final = 1024
 """Remembered headers, and lists of headers to remove; both are few."""
-_PREFIX_CACHE_MAX = 4096
+_PREFIX_CACHE_MAX: Final = 4096
 """Remembered destinations (as many as the pool has) and body sizes."""
 
-_MODES: Mapping[int, BodyMode] = MappingProxyType({int(mode): mode for mode in BodyMode})
+_MODES: Final[Mapping[int, BodyMode]] = MappingProxyType({int(mode): mode for mode in BodyMode})
 
 
 def decode_request(data: bytes) -> Event:
@@ -266,10 +273,11 @@ def _read_modes(config: bytes) -> tuple[BodyMode, BodyMode]:
 
 
 # Tags of ProcessingResponse, by whether the request or the response is answered.
-_HEADERS_REPLY = {True: 0x0A, False: 0x12}
-_BODY_REPLY = {True: 0x1A, False: 0x22}
-_TRAILERS_REPLY = {True: b"\x2a\x00", False: b"\x32\x00"}
-_IMMEDIATE_RESPONSE, _DYNAMIC_METADATA = 0x3A, 0x42
+_HEADERS_REPLY: Final = {True: 0x0A, False: 0x12}
+_BODY_REPLY: Final = {True: 0x1A, False: 0x22}
+_TRAILERS_REPLY: Final = {True: b"\x2a\x00", False: b"\x32\x00"}
+_IMMEDIATE_RESPONSE: Final = 0x3A
+_DYNAMIC_METADATA: Final = 0x42
 
 
 def encode_reply(reply: Reply) -> bytes:
@@ -369,7 +377,7 @@ def _header_option(name: str, value: str) -> bytes:
     return _overwrite(name.encode(), raw_value)
 
 
-_header_option_cached = lru_cache(maxsize=_NAME_CACHE_MAX)(_header_option)
+_header_option_cached: Final = lru_cache(maxsize=_NAME_CACHE_MAX)(_header_option)
 
 
 @lru_cache(maxsize=_PREFIX_CACHE_MAX)

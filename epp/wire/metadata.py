@@ -11,29 +11,34 @@ from collections.abc import Mapping
 from functools import lru_cache
 from math import isfinite
 from struct import pack
+from typing import Final
 
 from epp.wire.protobuf import delimited, fields
 
-SUBSET_NAMESPACE = b"envoy.lb.subset_hint"
-SUBSET_KEY = b"x-gateway-destination-endpoint-subset"
-LB_NAMESPACE = b"envoy.lb"
-SERVED_KEY = b"x-gateway-destination-endpoint-served"
-DESTINATION_KEY = b"x-gateway-destination-endpoint"
-SCORES_KEY = b"x-gateway-destination-endpoint-scores"
+SUBSET_NAMESPACE: Final = b"envoy.lb.subset_hint"
+SUBSET_KEY: Final = b"x-gateway-destination-endpoint-subset"
+LB_NAMESPACE: Final = b"envoy.lb"
+SERVED_KEY: Final = b"x-gateway-destination-endpoint-served"
+DESTINATION_KEY: Final = b"x-gateway-destination-endpoint"
+SCORES_KEY: Final = b"x-gateway-destination-endpoint-scores"
 
-_ANY_KEY_WE_READ = b"x-gateway-destination-endpoint-s"
+_ANY_KEY_WE_READ: Final = b"x-gateway-destination-endpoint-s"
 """Both keys we read start so; without these bytes neither can be there."""
 
-_CACHED_BYTES_MAX = 1024
+_CACHED_BYTES_MAX: Final = 1024
 """Longest metadata worth remembering; bounds the cache at about 1 MiB."""
 
 # Metadata.filter_metadata, Struct.fields, ListValue.values
-_ENTRIES = 0x0A
+_ENTRIES: Final = 0x0A
 # of a map's entry
-_KEY, _VALUE = 0x0A, 0x12
+_KEY: Final = 0x0A
+_VALUE: Final = 0x12
 # of google.protobuf.Value, a oneof
-_NUMBER, _STRING, _STRUCT, _LIST = 0x11, 0x1A, 0x2A, 0x32
-_VALUE_TAGS = frozenset({0x08, _NUMBER, _STRING, 0x20, _STRUCT, _LIST})
+_NUMBER: Final = 0x11
+_STRING: Final = 0x1A
+_STRUCT: Final = 0x2A
+_LIST: Final = 0x32
+_VALUE_TAGS: Final = frozenset({0x08, _NUMBER, _STRING, 0x20, _STRUCT, _LIST})
 
 _Value = tuple[int, bytes]
 """Tag of the oneof's member (0 = none set) and its content."""
@@ -62,7 +67,7 @@ def _read(content: bytes) -> tuple[tuple[str, ...] | None, str | None]:
     )
 
 
-_read_cached = lru_cache(maxsize=1024)(_read)
+_read_cached: Final = lru_cache(maxsize=1024)(_read)
 
 
 def _value_at(content: bytes, namespace: bytes, key: bytes) -> _Value | None:

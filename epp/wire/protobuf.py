@@ -13,12 +13,16 @@ lenient in text: nothing here checks UTF-8.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from epp.core.errors import EppError
 
-VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
+VARINT: Final = 0
+FIXED64: Final = 1
+LENGTH_DELIMITED: Final = 2
+FIXED32: Final = 5
 
-NOTHING_KNOWN: frozenset[int] = frozenset()
+NOTHING_KNOWN: Final[frozenset[int]] = frozenset()
 
 
 class WireError(EppError, ValueError):

@@ -7,6 +7,7 @@ INVALID_ARGUMENT, a bug of ours is a 500 for this one request and is reported th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Final
 
 from epp.core.exchange import Exchange
 from epp.core.messages import ImmediateReply, Reply
@@ -14,7 +15,7 @@ from epp.core.model import Clock
 from epp.core.streams import Transport
 from epp.wire.extproc import WireError, decode_request, encode_reply
 
-INVALID_ARGUMENT = 3
+INVALID_ARGUMENT: Final = 3
 """gRPC status code."""
 
 OnBug = Callable[[Exchange, Exception], None]

@@ -10,15 +10,21 @@ from contextlib import asynccontextmanager
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from epp.edge.admin import STOP_S, AdminServer
+from epp.edge.admin import STOP_S, AdminServer, StatePage, debug_state
 from epp.edge.metrics import OUR_PREFIX, Metrics
+from tests.unit.exchanges import World
+
+
+def empty_state() -> StatePage:
+    return debug_state(World(0).decider, lambda: 2.0)
+
 
 PICKS = f"{OUR_PREFIX}picks_total"
 
 
 @asynccontextmanager
 async def serving(metrics: Metrics) -> AsyncIterator[tuple[AdminServer, int]]:
-    server = AdminServer(host="127.0.0.1", port=0, metrics=metrics, state=lambda: {"a": 1})
+    server = AdminServer(host="127.0.0.1", port=0, metrics=metrics, state=empty_state)
     port = await server.start()
     async with asyncio.timeout(20):
         try:

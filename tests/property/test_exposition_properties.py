@@ -15,6 +15,8 @@ NAMES = {
     "waiting": "vllm:num_requests_waiting",
     "running": "vllm:num_requests_running",
     "usage": "vllm:kv_cache_usage_perc",
+    "seconds": "vllm:request_prefill_time_seconds_sum",
+    "prefills": "vllm:request_prefill_time_seconds_count",
     "other": "vllm:num_requests_waiting_by_reason",
 }
 
@@ -48,6 +50,11 @@ def slow_count(numbers: list[float]) -> int | None:
     return int(sum(numbers))
 
 
+def slow_total(numbers: list[float]) -> float | None:
+    known = numbers and all(math.isfinite(n) and n >= 0 for n in numbers)
+    return sum(numbers) if known else None
+
+
 @given(samples, st.sampled_from(["\n", "\r\n"]), st.booleans())
 def test_the_fast_reader_says_what_the_slow_one_says(
     page: list[tuple[str, dict[str, str], str]], line_end: str, noise: bool
@@ -66,6 +73,8 @@ def test_the_fast_reader_says_what_the_slow_one_says(
         waiting=slow_count(slow_numbers(page, "waiting")),
         running=slow_count(slow_numbers(page, "running")),
         kv_usage_ratio=min(1.0, max(usage)) if usage_known else None,
+        prefill_s_sum=slow_total(slow_numbers(page, "seconds")),
+        prefills=slow_count(slow_numbers(page, "prefills")),
     )
 
 

@@ -118,7 +118,7 @@ class Flaps:
 
     def look(self, _nothing: None) -> None:
         assert "".join(self.telemetry.metrics.text()).endswith("\n")
-        msgspec.json.encode(debug_state(self.world.decider, lambda: self.now_s))
+        msgspec.json.encode(debug_state(self.world.decider, lambda: self.now_s).state)
 
     def check(self) -> None:
         world, pool = self.world, self.world.pool

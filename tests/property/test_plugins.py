@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from epp.core.filters.label_selector import LabelRequirement
@@ -29,6 +29,8 @@ from epp.core.pool import Snapshot
 from epp.core.registry import FILTERS, PICKERS, SCORERS
 from epp.core.schedule import Profile, Scheduler, WeightedScorer
 
+# Worlds are large, and a busy machine draws them slowly, which says nothing about a plugin.
+PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 NAMES = st.sampled_from(["m", "a", "b", "c", ""])
 COUNTS = st.integers(0, 10**9)
 RATIOS = st.floats(0.0, 1.0)
@@ -225,7 +227,7 @@ def check_reads(plugin: Plugin, world: World, other: World) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(SCORERS))
-@settings(max_examples=30)
+@settings(PATIENT, max_examples=30)
 @given(data=st.data(), world=worlds(), rng=st.randoms(use_true_random=False))
 def test_scores_are_in_range_and_follow_the_endpoint(
     name: str, data: st.DataObject, world: World, rng: Random
@@ -238,7 +240,7 @@ EITHER_IDS = [f"{name}-{kind.__module__.rpartition('.')[2]}" for name, kind in E
 
 
 @pytest.mark.parametrize("kind", [kind for _, kind in EITHER], ids=EITHER_IDS)
-@settings(max_examples=20)
+@settings(PATIENT, max_examples=20)
 @given(data=st.data(), world=worlds(4), other=worlds(4))
 def test_a_plugin_reads_only_what_it_says_it_reads(
     kind: type[Plugin], data: st.DataObject, world: World, other: World
@@ -247,7 +249,7 @@ def test_a_plugin_reads_only_what_it_says_it_reads(
 
 
 @pytest.mark.parametrize("name", sorted(FILTERS))
-@settings(max_examples=30)
+@settings(PATIENT, max_examples=30)
 @given(data=st.data(), world=worlds(), rng=st.randoms(use_true_random=False))
 def test_a_filter_keeps_a_part_of_the_pool_in_its_order_and_the_same_in_any_other(
     name: str, data: st.DataObject, world: World, rng: Random
@@ -278,7 +280,7 @@ def test_the_scorers_of_scraped_load_are_all_held_to_the_rule_below() -> None:
 
 
 @pytest.mark.parametrize("name", LOAD_SCORERS)
-@settings(max_examples=40)
+@settings(PATIENT, max_examples=40)
 @given(data=st.data(), world=worlds())
 def test_an_unknown_endpoint_never_beats_a_known_idle_one(
     name: str, data: st.DataObject, world: World
@@ -323,7 +325,7 @@ TOTALS = st.lists(st.floats(-10.0, 10.0) | st.sampled_from([0.0, 1.0]), min_size
 
 
 @pytest.mark.parametrize("name", sorted(PICKERS))
-@settings(max_examples=60)
+@settings(PATIENT, max_examples=60)
 @given(data=st.data(), totals=TOTALS, wanted=st.integers(1, 14), seed=st.integers(0, 2**32))
 def test_a_picker_names_distinct_endpoints_and_the_same_ones_for_the_same_seed(
     name: str, data: st.DataObject, totals: list[float], wanted: int, seed: int
@@ -339,7 +341,7 @@ def test_a_picker_names_distinct_endpoints_and_the_same_ones_for_the_same_seed(
         assert all(0 <= i < len(totals) for i in order)
 
 
-@settings(max_examples=60)
+@settings(PATIENT, max_examples=60)
 @given(totals=TOTALS, wanted=st.integers(1, 14), seed=st.integers(0, 2**32))
 def test_the_max_score_picker_leaves_no_better_endpoint_behind(
     totals: list[float], wanted: int, seed: int
@@ -360,7 +362,7 @@ class SlotScorer(Plugin, frozen=True):
         return [1.0 / (1.0 + self.steepness * e.slot) for e in endpoints]
 
 
-@settings(max_examples=30)
+@settings(PATIENT, max_examples=30)
 @given(data=st.data(), world=worlds(4), other=worlds(4), rng=st.randoms(use_true_random=False))
 def test_a_new_scorer_is_one_class_and_one_line(
     data: st.DataObject, world: World, other: World, rng: Random

@@ -76,24 +76,16 @@ def test_a_late_signal_arrives_before_the_news_of_the_failure() -> None:
     ]
 
 
-def test_a_request_is_sent_again_so_many_times_and_then_refused() -> None:
-    faults = tuple(Restart(1.0 + at_s, 0, 0.1) for at_s in range(5))
-    for retries_max, refused in ((3, True), (5, False)):
-        result, _ = run(
-            workload_of(asked(0, 0.0, 300, 2)),
-            fleet_of(2),
-            faults=(Leave(0.5, 1), *faults),
-            retries_max=retries_max,
-        )
-        # With one endpoint, which is down when it fails, nothing is left to send it to.
-        assert result.outcomes[0].refused
-        both = [Restart(1.0 + at_s, int(at_s) % 2, 0.1) for at_s in range(5)]
-        result, _ = run(
-            workload_of(asked(0, 0.0, 300, 2)), fleet_of(2), InTurn, faults=tuple(both),
-            retries_max=retries_max,
-        )  # fmt: skip
-        outcome = result.outcomes[0]
-        assert outcome.refused == (refused and outcome.retries == retries_max)
+@pytest.mark.parametrize(("retries_max", "refused"), [(3, True), (5, False)])
+def test_a_request_is_sent_again_so_many_times_and_then_refused(retries_max, refused) -> None:
+    # Its prefill takes 4 s; until 5.0 each endpoint fails a second after it got the request.
+    faults = tuple(Restart(1.0 + second, second % 2, 0.1) for second in range(5))
+    workload = workload_of(asked(0, 0.0, 300, 2))
+    result, [policy] = run(workload, fleet_of(2), InTurn, faults=faults, retries_max=retries_max)
+    [outcome] = result.outcomes
+    assert (outcome.refused, outcome.retries) == (refused, retries_max)
+    assert sum(call[0] == "failed" for call in policy.calls) == (4 if refused else 5)
+    assert outcome.first_s == (-1.0 if refused else pytest.approx(9.0))
 
 
 def test_without_an_endpoint_requests_are_refused_and_later_ones_served() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf, nan
+from random import Random
 from typing import Any
 
 import msgspec
@@ -11,6 +12,9 @@ import pytest
 from epp.core.filters.context_length import ContextLengthAware as ContextLengthFilter
 from epp.core.filters.context_length import ContextRange, context_range
 from epp.core.model import UNKNOWN, Endpoint, EndpointSpec, Load, Plugin, Request
+from epp.core.pickers.max_score import MaxScorePicker
+from epp.core.pool import Snapshot
+from epp.core.schedule import Profile, Scheduler, WeightedScorer
 from epp.core.scorers.attribute import EndpointAttributeScorer
 from epp.core.scorers.context_length import ContextLengthAware
 from epp.core.scorers.labels import HeaderLabelAffinityScorer
@@ -128,6 +132,16 @@ def affinity(header: str | None) -> list[float]:
 )
 def test_a_header_prefers_the_label_with_its_value(header: str | None, scores: list[float]) -> None:
     assert affinity(header) == scores
+
+
+def test_two_requests_between_two_scrapes_are_told_apart_by_their_headers() -> None:
+    plugin = HeaderLabelAffinityScorer(header_name="x-role", label_key="role")
+    profile = Profile("default", (), (WeightedScorer("a", 1.0, plugin),), MaxScorePicker())
+    snapshot = Snapshot(tuple(labelled("decode", "prefill", label="role")), 1)
+    scheduler = Scheduler(profile, Random(0))
+    for slot, role in enumerate(("decode", "prefill")):
+        request = Request(headers={"x-role": role})
+        assert scheduler.pick(request, snapshot).endpoint.slot == slot
 
 
 @pytest.mark.parametrize(

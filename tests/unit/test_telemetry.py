@@ -68,7 +68,9 @@ def test_N06_every_metric_of_the_table_is_exported() -> None:
     for endpoint in seen.world.pool.endpoints:
         load = Load(at_s=1.9, waiting=1, running=2, kv_usage_ratio=0.5)
         seen.world.pool.apply(Scraped(endpoint, load), 1.9)
-    seen.run()
+    seen.run(x_llm_d_slo_ttft_ms="1")
+    learner = seen.world.decider.forecast.learner
+    learner.decoded(0, step_s=0.02, inflight=1, inflight_tokens=100, now_s=1.9)
     seen.run(b"{")
     seen.telemetry.scraped_page("timeout", 0.5)
     seen.telemetry.connection_fault("ping-flood")
@@ -282,8 +284,10 @@ def test_a_json_line_is_one_object_with_its_fields_and_traceback() -> None:
 def test_D11_the_debug_state_is_bounded_and_holds_no_prompt() -> None:
     seen = Seen(endpoints=1500)
     seen.run()
-    state = debug_state(seen.world.decider, lambda: 2.0)
-    text = msgspec.json.encode(state).decode()
+    page = debug_state(seen.world.decider, lambda: 2.0)
+    text = msgspec.json.encode(page.state).decode()
+    assert SECRET not in b"".join(page.blocks).decode()
+    state = msgspec.json.decode(text)
     assert SECRET not in text
     assert len(state["endpoints"]) == 1000
     assert state["endpoints_not_listed"] == 500

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from epp.build import compiled
 from epp.core import usage as module
 from epp.core.model import Api, Usage
 from epp.core.usage import EVENT_BYTES_MAX, WINDOW_BYTES, UsageReader
@@ -309,6 +310,7 @@ def test_C15_a_document_of_200_mb_is_held_only_in_part() -> None:
     assert reader.usage == COUNTED
 
 
+@pytest.mark.skipif(compiled(), reason="plants a bug that compiled code does not look up")
 def test_the_search_of_a_long_document_has_an_end() -> None:
     body = b"x" * (3 * WINDOW_BYTES) + b'"usage":{},' * 20_000
     calls = 0

@@ -4,6 +4,7 @@ import contextlib
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from epp.core.errors import ConfigError
@@ -21,6 +22,16 @@ from epp.wire.exposition import (
 PAGES = Path(__file__).parent / "data" / "metrics"
 VLLM = ENGINES["vllm"]
 RUNNING = "vllm:num_requests_running"
+PREFILL_TOTALS = {
+    "idle": (0.0, 0.0, 0),
+    "after": (0.3492773670002407, 939.0, 30),
+    "under_load": (0.5465929990000404, 1283.0, 37),
+    "overload": (1.3365615009993235, 2553.0, 58),
+    "preempted": (0.5278368829999636, 1000.0, 5),
+    "dp2": (0.07563445199957641 + 0.13815106100037156, 816.0, 11),
+    "embed": (0.13130570500015892, 11.0, 3),
+}
+"""Seconds, tokens and number of the prefills on each recorded page."""
 
 
 def read(page: str, engine: str = "vllm") -> Load:
@@ -52,7 +63,10 @@ def custom(page: str, spec: str) -> float | None:
 )
 def test_a_recorded_vllm_page_gives_its_load(name: str, load: Load) -> None:
     page = (PAGES / f"{name}.txt").read_bytes()
-    assert parse_metrics(page, VLLM, at_s=7.0) == load
+    seconds, tokens, prefills = PREFILL_TOTALS[name]
+    assert parse_metrics(page, VLLM, at_s=7.0) == msgspec.structs.replace(
+        load, prefill_s_sum=seconds, prefill_tokens_sum=tokens, prefills=prefills
+    )
     assert detect_engine(page) == "vllm"
 
 
@@ -124,6 +138,45 @@ def test_F05_one_unknown_rank_makes_the_sum_and_the_maximum_unknown() -> None:
     usage = page.replace(RUNNING, "vllm:kv_cache_usage_perc").replace("9", "0.9")
     assert read(page).running is None
     assert read(usage).kv_usage_ratio is None
+
+
+def totals(page: str) -> tuple[float | None, float | None, int | None]:
+    load = read(page)
+    return load.prefill_s_sum, load.prefill_tokens_sum, load.prefills
+
+
+def test_prefill_totals_are_read_apart_and_buckets_are_not() -> None:
+    seconds, tokens = "vllm:request_prefill_time_seconds", "vllm:request_prefill_kv_computed_tokens"
+    page = f"""\
+{seconds}_bucket{{le="0.3"}} 7
+{seconds}_count{{e="0"}} 3
+{seconds}_count{{e="1"}} 4
+{seconds}_sum{{e="0"}} 0.5
+{seconds}_sum{{e="1"}} 0.25
+{seconds}_created 1.7e9
+{tokens}_bucket{{le="1.0"}} 7
+{tokens}_count 7
+{tokens}_created 1.7e9
+"""
+    assert totals(page) == (0.75, None, 7)
+    assert totals(f"{page}{tokens}_sum 900.5\n") == (0.75, 900.5, 7)
+    assert totals(f"{RUNNING} 1\n") == (None, None, None)
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-0.5", "1e300"])
+def test_F05_a_total_of_a_rank_that_is_none_makes_the_sum_unknown(value: str) -> None:
+    family = "vllm:request_prefill_time_seconds_sum"
+    assert totals(f"{RUNNING} 1\n{family} {value}\n") == (None, None, None)
+    assert totals(f'{family}{{e="0"}} 1.5\n{family}{{e="1"}} {value}\n') == (None, None, None)
+
+
+def test_names_that_begin_alike_are_told_apart() -> None:
+    names = ("a", "ab", "abc", "abd", "b", "a:c")
+    specs = {name: MetricSpec(name) for name in names}
+    mapping = EngineMapping(name="own", custom=specs)
+    page = "".join(f"{name} {at}\n" for at, name in enumerate((*names, "abcd", "aa", "ba", "")))
+    load = parse_metrics(page.encode(), mapping, at_s=7.0)
+    assert load.attributes == {name: at for at, name in enumerate(names)}
 
 
 def test_F05_a_usage_above_one_is_one() -> None:
@@ -327,6 +380,7 @@ def test_custom_metrics_add_up_over_the_series_their_labels_choose() -> None:
     assert custom(page, "util{gpu=1,x=y}") == 3
     assert custom(page, "util{gpu=7}") is None
     assert custom("util NaN\n", "util") is None
+    assert custom('util{gpu="0"} 4\n', "util{gpu=1}") is None
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,6 @@ class Hold:
         self._rechecked_s = -NEVER_S
         self.requests = 0
         """Requests held now."""
-        decider.inflight.counts_kv = True
 
     # -- in and out ------------------------------------------------------------------------
 

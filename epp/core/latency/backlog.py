@@ -54,8 +54,9 @@ class Backlog:
     def remove(self, work: Work) -> None:
         """`work` waits here no longer."""
         del self._waiting[work]
-        # Starting again from nothing keeps rounding errors from adding up.
-        self.work_s = self.work_s - work.work_s if self._waiting else 0.0
+        # Starting again from nothing keeps rounding errors from adding up; until then, what a huge
+        # request left of a tiny one may be less than nothing.
+        self.work_s = max(0.0, self.work_s - work.work_s) if self._waiting else 0.0
 
     def in_service_since_s(self, work: Work) -> float:
         """When the engine can have started on `work`, if it serves in order."""

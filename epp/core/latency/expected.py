@@ -7,16 +7,19 @@ For each endpoint, in seconds (u tokens to compute, m matched, rates a and b lea
     S    = one decode step there
     cost = B + w*(ownWeight + inflightWeight*inflight + waitingWeight*waiting)
              + ceil((B/a + u) / chunkTokens) * S
+             + decodeWeight*inflight*(what its decoding adds to each of their answers)
+             + the wait for a place, if maxNumSeqs run there
 
 The least cost wins; equal costs: the fewest in flight, then the least recently chosen, then chance.
 `w` counts for more than itself because it delays others: those that wait for a first token by all
-of it, those that decode by the steps it makes longer, and whoever comes next; the weights were
-found by simulation and are flat within 1-2 %.
+of it, those that decode by the steps it makes longer, and whoever comes next. The weights were
+found by simulation (docs/routing.md) and are flat within 1-2 %.
 
-An endpoint that holds a popular prefix draws its requests until their backlog there costs more than
-computing the prefix elsewhere; the copy is then a match for whatever follows at once, so a burst
-makes one copy, not one per endpoint. A new process, or one that comes back, takes requests one
-after the other until its first answer shows that it works (`slowStart`).
+An endpoint that holds a popular prefix draws its requests until they cost more there than computing
+the prefix elsewhere. With k requests in flight that share it, a copy pays for all of them, so its
+work counts only as 1 / (1 + sharingWeight*(k - 1)). The copy is then a match for whatever follows
+at once, so a burst makes one copy, not one per endpoint. A new process, or one that comes back,
+takes requests one after the other until its first answer shows that it works (`slowStartS`).
 
 Cost: about 40 us for 64 endpoints (`make bench-pick`).
 """
@@ -24,12 +27,12 @@ Cost: about 40 us for 64 endpoints (`make bench-pick`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil
 from random import Random
 from typing import Annotated, ClassVar
 
 import msgspec
 
+from epp.core.latency.cost import Weights, costs_of
 from epp.core.latency.forecast import CHUNK_TOKENS, Forecast
 from epp.core.model import Costs, Endpoint, Plugin, Reads, Request, ScoreTerm
 
@@ -59,6 +62,11 @@ class ExpectedLatency(Plugin, frozen=True):
     """Added per request in flight there, whose decoding its prefill slows."""
     waiting_weight: Weight = 0.8
     """Added per request waiting there for its first token."""
+    decode_weight: Weight = 0.03
+    """Of the time by which its decoding slows the answers of those in flight there."""
+    sharing_weight: Weight = 0.1
+    """How much each other request in flight that shares the prompt's beginning adds to who pays for
+    a copy of it elsewhere; 0 = the request alone."""
     chunk_tokens: Annotated[int, msgspec.Meta(ge=1)] = CHUNK_TOKENS
     """Prompt tokens an engine computes per step (its `--max-num-batched-tokens`)."""
     slow_start_s: Annotated[float, msgspec.Meta(ge=0.0, le=60.0)] = 1.0
@@ -67,7 +75,7 @@ class ExpectedLatency(Plugin, frozen=True):
     """Keep a request in the picker until the endpoint it wants has room, where the gateway's mode
     allows an answer to wait (full duplex)."""
     max_num_seqs: Annotated[int, msgspec.Meta(ge=1)] = 256
-    """Requests an engine runs at once (its flag of that name); for `hold`."""
+    """Requests an engine runs at once (its flag of that name)."""
     prefix_match_info_producer_name: str = ""
     """Empty, or the name of the prefix cache producer."""
 
@@ -75,44 +83,23 @@ class ExpectedLatency(Plugin, frozen=True):
         self, request: Request, endpoints: Sequence[Endpoint], forecast: Forecast, now_s: float
     ) -> Costs:
         """Costs of `endpoints`, shape (len(endpoints),), seconds."""
-        prompt_tokens = max(1, request.prompt_tokens)
-        by_slot, block_tokens = request.match.by_slot, request.match.block_tokens
-        constants = forecast.constants()
-        inflight_weight, waiting_weight = self.inflight_weight, self.waiting_weight
-        costs, backlogs, works, steps = [], [], [], []
-        for endpoint in endpoints:
-            token_s, pair_s, step_s, step_request_s, step_token_s = constants[endpoint.slot]
-            blocks = by_slot.get(endpoint.slot, 0)
-            matched = min(prompt_tokens - 1, blocks * block_tokens) if blocks else 0
-            uncached = prompt_tokens - matched
-            inflight, waiting = endpoint.inflight_requests, endpoint.waiting_requests
-            backlog_s = 0.0
-            if waiting or endpoint.foreign_requests:
-                inflight += endpoint.foreign_requests
-                waiting += endpoint.foreign_waiting
-                backlog_s = forecast.backlog_s(endpoint, now_s)
-                if not endpoint.proven:
-                    backlog_s += self.slow_start_s * waiting
-            work_s = uncached * (token_s + pair_s * (matched + uncached / 2))
-            work_s *= self.own_weight + inflight_weight * inflight + waiting_weight * waiting
-            chunks = ceil((backlog_s / token_s + uncached) / self.chunk_tokens)
-            decode_s = chunks * (
-                step_s + step_request_s * inflight + step_token_s * endpoint.context_tokens
-            )
-            costs.append(backlog_s + work_s + decode_s)
-            backlogs.append(backlog_s)
-            works.append(work_s)
-            steps.append(decode_s)
-        terms = (
-            ScoreTerm("backlog", 1.0, backlogs),
-            ScoreTerm("work", 1.0, works),
-            ScoreTerm("decode", 1.0, steps),
+        weights = Weights(
+            self.own_weight,
+            self.inflight_weight,
+            self.waiting_weight,
+            self.decode_weight,
+            self.sharing_weight,
+            self.chunk_tokens,
+            self.max_num_seqs,
+            self.slow_start_s,
         )
+        found = costs_of(request, endpoints, forecast, now_s, weights)
         if request.slo_ttft_s is None and request.slo_tpot_s is None:
-            return Costs(costs, terms)
+            return found
         late = [lateness(request, forecast, endpoint, now_s) for endpoint in endpoints]
         if not any(late):
-            return Costs(costs, terms)
+            return found
+        costs, terms = found.seconds, found.terms
         # Whoever keeps the promise comes before whoever does not, whatever it costs.
         worst_s = max(costs)
         late_s = [worst_s * (1.0 + LATE_WEIGHT * ratio) if ratio else 0.0 for ratio in late]

@@ -8,13 +8,13 @@ other routers send is estimated from each scrape.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import NamedTuple
 
 from epp.core.inflight import Charge, Prefill
 from epp.core.latency.rates import RateLearner
-from epp.core.model import Endpoint, Prediction, Request
+from epp.core.model import Endpoint, Load, Prediction, Request
 
 CHUNK_TOKENS = 8192
 """Prompt tokens an engine computes per step (vLLM's `max_num_batched_tokens`)."""
@@ -22,6 +22,8 @@ TOKENS_MIN = 8
 """Output tokens from which the mean time per token says something."""
 OUTPUT_TOKENS = 300
 """Output expected of a request that sets no limit, until answers have been seen."""
+OUTPUT_TOKENS_MAX = 100_000
+"""No answer counts as longer in the mean: one absurd count must not keep charges for years."""
 MEAN_WEIGHT = 0.02
 """Part of each new value in a running mean."""
 BELIEVED_SCRAPES = 2
@@ -38,6 +40,14 @@ class Constants(NamedTuple):
     step_token_s: float
 
 
+class PrefillTotals(NamedTuple):
+    """An engine's prefills since it started, as its histograms count them."""
+
+    seconds: float
+    tokens: float
+    prefills: int
+
+
 class Forecast:
     """See the module. One per pool."""
 
@@ -51,6 +61,8 @@ class Forecast:
         self._foreign: dict[Endpoint, list[tuple[int, int]]] = {}
         """What the last scrapes showed of others' requests: (in the engine, waiting), newest
         last."""
+        self._totals: dict[Endpoint, PrefillTotals] = {}
+        """As the last scrape told them."""
 
     def constants(self) -> Mapping[int, Constants]:
         """Rates by slot, of every endpoint alive."""
@@ -64,6 +76,11 @@ class Forecast:
     def _read(self, slot: int) -> Constants:
         r = self.learner.rates(slot)
         return Constants(r.token_s, r.pair_s, r.step_s, r.step_request_s, r.step_token_s)
+
+    def decode_step_s(self, endpoint: Endpoint) -> float:
+        """Seconds of one decode step there, with the requests that are in the engine now."""
+        requests = endpoint.inflight_requests + endpoint.foreign_requests
+        return step_of(self._of(endpoint), requests, endpoint.context_tokens)
 
     def token_s(self, endpoint: Endpoint) -> float:
         """Seconds to compute one prompt token there, without attention."""
@@ -117,22 +134,22 @@ class Forecast:
     def prefill(
         self, request: Request, endpoint: Endpoint, *, now_s: float, blind: bool
     ) -> Prefill:
-        """What `endpoint` is charged with for `request`, as it will find its cache: blocks that it
-        is still computing for an earlier request are no match yet."""
+        """What `endpoint` is charged with for `request`. A block it is still computing for an
+        earlier request counts as held: by the time this one is computed, it is."""
         prompt_tokens = max(1, request.prompt_tokens)
-        blocks = resident_blocks(request, endpoint)
-        matched = min(prompt_tokens - 1, blocks * request.match.block_tokens)
+        matched = matched_tokens(request, endpoint, prompt_tokens)
         rates = self._of(endpoint)
         seconds = work_of(rates, prompt_tokens - matched, matched)
         mean_s = self.work_s_mean
         self.work_s_mean = mean_s + MEAN_WEIGHT * (seconds - mean_s) if mean_s else seconds
+        predicted = self._predict(request, endpoint, rates, now_s)
         return Prefill(
             prompt_tokens=prompt_tokens,
             matched_tokens=matched,
-            matched_blocks=blocks,
             seconds=seconds,
             blind=blind,
-            ttft_s=self._predict(request, endpoint, rates, now_s).ttft_s,
+            ttft_s=predicted.ttft_s,
+            tpot_s=predicted.tpot_s,
         )
 
     def output_s(self, request: Request, endpoint: Endpoint) -> float:
@@ -176,7 +193,8 @@ class Forecast:
             output_tokens: as the engine counted them, or the events seen.
             decode_s: seconds from its first byte to its last; `None` when it was not streamed.
         """
-        self.output_tokens_mean += MEAN_WEIGHT * (output_tokens - self.output_tokens_mean)
+        believed = min(max(output_tokens, 0), OUTPUT_TOKENS_MAX)
+        self.output_tokens_mean += MEAN_WEIGHT * (believed - self.output_tokens_mean)
         if decode_s is None or output_tokens < TOKENS_MIN or decode_s <= 0.0:
             return
         inflight = (charge.inflight_at_first_byte + endpoint.inflight_requests) // 2
@@ -187,6 +205,7 @@ class Forecast:
             inflight=inflight,
             inflight_tokens=context,
             now_s=now_s,
+            decode_s=decode_s,
         )
 
     # -- PoolListener ----------------------------------------------------------------------
@@ -199,9 +218,11 @@ class Forecast:
         self.learner.forget(endpoint.slot)
         self._constants.pop(endpoint.slot, None)
         self._foreign.pop(endpoint, None)
+        self._totals.pop(endpoint, None)
 
     def restarted(self, endpoint: Endpoint) -> None:
         self.learner.restarted(endpoint.slot)
+        self._totals.pop(endpoint, None)
         endpoint.proven = False
 
     def ejected(self, endpoint: Endpoint, for_s: float) -> None:  # noqa: ARG002
@@ -213,22 +234,46 @@ class Forecast:
 
     def scraped(self, endpoint: Endpoint) -> None:
         load = endpoint.load
+        self._learn_totals(endpoint, load)
         if load.running is None or load.waiting is None:
             endpoint.foreign_requests = endpoint.foreign_waiting = 0
             self._foreign.pop(endpoint, None)
             return
+        requests = max(0, load.running + load.waiting - endpoint.inflight_requests)
+        # An engine that preempts counts requests of ours as waiting that have begun to answer.
+        waiting = min(requests, max(0, load.waiting - endpoint.waiting_requests))
         seen = self._foreign.setdefault(endpoint, [])
-        seen.append(
-            (
-                max(0, load.running + load.waiting - endpoint.inflight_requests),
-                max(0, load.waiting - endpoint.waiting_requests),
-            )
-        )
+        seen.append((requests, waiting))
         del seen[:-BELIEVED_SCRAPES]
         endpoint.foreign_requests = min(requests for requests, _ in seen)
         endpoint.foreign_waiting = min(waiting for _, waiting in seen)
         if len(seen) < BELIEVED_SCRAPES:
             endpoint.foreign_requests = endpoint.foreign_waiting = 0
+
+    def _learn_totals(self, endpoint: Endpoint, load: Load) -> None:
+        """Tell the learner by how much the engine's prefill totals grew since the scrape before.
+        The first ones, and those that fell because the engine started again, only begin a count."""
+        old, new = self._totals.pop(endpoint, None), totals_of(load)
+        if new is None or load.at_s is None:
+            return
+        self._totals[endpoint] = new
+        if old is None or any(now < before for now, before in zip(new, old, strict=True)):
+            old = new
+        self.learner.histograms(
+            endpoint.slot,
+            prefill_s=new.seconds - old.seconds,
+            computed_tokens=new.tokens - old.tokens,
+            prefills=new.prefills - old.prefills,
+            now_s=load.at_s,
+        )
+
+
+def totals_of(load: Load) -> PrefillTotals | None:
+    """`None` when one of them was not reported: none is of use without the others."""
+    seconds, tokens, prefills = load.prefill_s_sum, load.prefill_tokens_sum, load.prefills
+    if seconds is None or tokens is None or prefills is None:
+        return None
+    return PrefillTotals(seconds, tokens, prefills)
 
 
 def work_of(rates: Constants, uncached_tokens: int, matched_tokens: int) -> float:
@@ -247,21 +292,3 @@ def matched_tokens(request: Request, endpoint: Endpoint, prompt_tokens: int) -> 
     match = request.match
     blocks = match.by_slot.get(endpoint.slot, 0)
     return min(prompt_tokens - 1, blocks * match.block_tokens)
-
-
-def resident_blocks(request: Request, endpoint: Endpoint) -> int:
-    """Of the blocks matched, the leading ones that no waiting request still has to compute.
-
-    Names are chained, so two prompts that share the first block a waiting request lacks share all
-    before it, too: one comparison per waiting request tells.
-    """
-    blocks = request.match.by_slot.get(endpoint.slot, 0)
-    if not blocks or len(request.chains) != 1:
-        return blocks
-    chain: Sequence[int] = request.chains[0]
-    for work in endpoint.backlog:
-        assert isinstance(work, Charge)
-        lacking = work.prefill.matched_blocks
-        if lacking < blocks and lacking < len(work.chain) and work.chain[lacking] == chain[lacking]:
-            blocks = lacking
-    return blocks

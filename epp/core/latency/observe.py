@@ -24,8 +24,6 @@ SAME_STEP_RATIO = 0.25
 """A first byte that follows another within this part of a decode step came from the same step."""
 SAME_TIME_S = 1e-6
 """Difference of computed times that is rounding."""
-SEEN_RATIO = 0.5
-"""Histograms count where first bytes were seen of less than this part of the prefills."""
 PREFILLS_REMEMBERED = 64
 """First bytes per endpoint whose time and work are kept, to tell decode from prefill."""
 PREFILL_SHARE_MAX = 0.8
@@ -97,11 +95,9 @@ class Prefills(NamedTuple):
 class Histograms:
     """Growth of an engine's prefill histograms, for endpoints whose first bytes are not seen."""
 
-    __slots__ = ("_from_s", "_prefill_s", "_prefills", "_tokens", "first_bytes")
+    __slots__ = ("_from_s", "_prefill_s", "_prefills", "_tokens")
 
     def __init__(self) -> None:
-        self.first_bytes = 0
-        """Seen in the meantime; the owner counts here."""
         self._from_s: float | None = None
         self._prefill_s = self._tokens = 0.0
         self._prefills = 0
@@ -124,12 +120,11 @@ class Histograms:
         at_least_s = self._prefill_s / self._prefills
         busy_s = min(self._prefill_s, max(now_s - since_s, at_least_s))
         learned = Prefills(self._tokens, busy_s, self._prefills)
-        hidden = self.first_bytes < SEEN_RATIO * self._prefills
         self._restart(now_s)
-        return learned if hidden else None
+        return learned
 
     def _restart(self, now_s: float) -> None:
-        self._from_s, self.first_bytes = now_s, 0
+        self._from_s = now_s
         self._prefill_s, self._tokens, self._prefills = 0.0, 0.0, 0
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from epp.core.streams import Stream
 from epp.wire.http2 import replies
@@ -38,15 +38,15 @@ from epp.wire.http2.output import TURN_FRAMES, Output
 from epp.wire.http2.replies import Status
 from epp.wire.http2.requests import Head
 
-_LAST = END_HEADERS | END_STREAM
-_WORTHY_BYTES = 256
+_LAST: Final = END_HEADERS | END_STREAM
+_WORTHY_BYTES: Final = 256
 """A frame out that is shorter does not count as work: the peer's windows make it so short."""
-_VIEW_PART = 4
+_VIEW_PART: Final = 4
 """A piece is kept as a view when it is at least this part of its read buffer."""
 
-_pack_head = FRAME_HEAD.pack
-_pack_message_head = MESSAGE_HEAD.pack
-_read_prefix = MESSAGE_PREFIX.unpack_from
+_pack_head: Final = FRAME_HEAD.pack
+_pack_message_head: Final = MESSAGE_HEAD.pack
+_read_prefix: Final = MESSAGE_PREFIX.unpack_from
 
 
 class Host(Protocol):

@@ -23,6 +23,7 @@ Cost, without the stream's own work: see docs/http2.md.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
+from typing import Final
 
 from epp.core.streams import StreamFactory
 from epp.wire.http2 import frames
@@ -38,11 +39,11 @@ from epp.wire.http2.timers import Keepalive
 
 __all__ = ["ConnectionFault", "ErrorCode", "Http2Limits", "Reason", "ServerConnection"]
 
-_WORKLESS_STREAMS = 16
+_WORKLESS_STREAMS: Final = 16
 """A SETTINGS frame costs as much as one small frame per this many open streams."""
-_SETTINGS_COST = 4
-_KEEPALIVE_PING = b"epp-live"
-_DRAIN_PING = b"epp-last"
+_SETTINGS_COST: Final = 4
+_KEEPALIVE_PING: Final = b"epp-live"
+_DRAIN_PING: Final = b"epp-last"
 
 
 def _always() -> bool:
@@ -242,24 +243,33 @@ class ServerConnection:
             return
         cost = _SETTINGS_COST + size // 6 + len(self._streams.calls) // _WORKLESS_STREAMS
         self._guard.spend(Reason.SETTINGS_FLOOD, cost)
-        values = dict(frames.read_settings(data[start:stop]))  # the last of a repeated one wins
-        self._apply(values)
+        values = frames.read_settings(data[start:stop])
+        for setting, value in values:
+            self._check(setting, value)
+        self._apply(dict(values))  # the last of a repeated one wins
+
+    def _check(self, setting: int, value: int) -> None:
+        """Each value of a frame, also one that a later one replaces: of the sizes of the table the
+        smallest is to be acknowledged (RFC 7541 4.2)."""
+        if setting == Setting.ENABLE_PUSH:
+            _require(value <= 1, "ENABLE_PUSH is neither 0 nor 1")
+        elif setting == Setting.MAX_FRAME_SIZE:
+            _require(
+                frames.FRAME_BYTES_DEFAULT <= value <= frames.FRAME_BYTES_CEILING,
+                "MAX_FRAME_SIZE is out of range",
+            )
+        elif setting == Setting.HEADER_TABLE_SIZE:
+            if value < self._output.table_bytes:
+                self._output.shrink_table()
+        elif setting == Setting.INITIAL_WINDOW_SIZE and value > frames.WINDOW_MAX:
+            raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, Reason.FLOW_CONTROL)
 
     def _apply(self, values: Mapping[int, int]) -> None:
-        """Check, acknowledge, then act: what a larger window lets out comes behind the ACK."""
+        """Acknowledge, then act: what a larger window lets out comes behind the ACK."""
         output = self._output
-        _require(values.get(Setting.ENABLE_PUSH, 0) <= 1, "ENABLE_PUSH is neither 0 nor 1")
         frame_bytes = values.get(Setting.MAX_FRAME_SIZE, output.frame_bytes)
-        _require(
-            frames.FRAME_BYTES_DEFAULT <= frame_bytes <= frames.FRAME_BYTES_CEILING,
-            "MAX_FRAME_SIZE is out of range",
-        )
         output.frame_bytes = min(frame_bytes, FRAME_BYTES_MAX)
-        if values.get(Setting.HEADER_TABLE_SIZE, output.table_bytes) < output.table_bytes:
-            output.shrink_table()
         window_bytes = values.get(Setting.INITIAL_WINDOW_SIZE, output.stream_window_bytes)
-        if window_bytes > frames.WINDOW_MAX:
-            raise PeerError(ErrorCode.FLOW_CONTROL_ERROR, Reason.FLOW_CONTROL)
         output.control(frames.SETTINGS_ACK)
         delta_bytes = window_bytes - output.stream_window_bytes
         if delta_bytes:

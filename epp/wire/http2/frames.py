@@ -10,24 +10,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from enum import IntEnum
 from struct import Struct
+from typing import Final
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What a client sends before its first frame."""
 
-HEAD_BYTES = 9
-STREAM_ID_MAX = WINDOW_MAX = 2**31 - 1
-WINDOW_DEFAULT = 65_535
-FRAME_BYTES_DEFAULT = 16_384
+HEAD_BYTES: Final = 9
+WINDOW_MAX: Final = 2**31 - 1
+STREAM_ID_MAX: Final = WINDOW_MAX
+WINDOW_DEFAULT: Final = 65_535
+FRAME_BYTES_DEFAULT: Final = 16_384
 """Also the least that a peer may announce."""
-FRAME_BYTES_CEILING = 2**24 - 1
-HEADER_TABLE_DEFAULT = 4_096
+FRAME_BYTES_CEILING: Final = 2**24 - 1
+HEADER_TABLE_DEFAULT: Final = 4_096
 
-FRAME_HEAD = Struct(">IBI")
-MESSAGE_HEAD = Struct(">IBIBI")
+FRAME_HEAD: Final = Struct(">IBI")
+MESSAGE_HEAD: Final = Struct(">IBIBI")
 """Head of a DATA frame, and the gRPC prefix of the one message in it."""
-MESSAGE_PREFIX = Struct(">BI")
+MESSAGE_PREFIX: Final = Struct(">BI")
 """gRPC: compressed flag, bytes of the message."""
-PREFIX_BYTES = 5
+PREFIX_BYTES: Final = 5
 
 Buffer = bytes | memoryview
 
@@ -48,10 +50,11 @@ class Kind(IntEnum):
 
 
 # Plain ints: an operation on an enum member costs ten times as much.
-END_STREAM = ACK = 0x01
-END_HEADERS = 0x04
-PADDED = 0x08
-PRIORITY = 0x20
+ACK: Final = 0x01
+END_STREAM: Final = ACK
+END_HEADERS: Final = 0x04
+PADDED: Final = 0x08
+PRIORITY: Final = 0x20
 
 
 class Setting(IntEnum):
@@ -100,7 +103,7 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
     return list(Struct(">HI").iter_unpack(payload))
 
 
-SETTINGS_ACK = frame(Kind.SETTINGS, ACK, 0, b"")
+SETTINGS_ACK: Final = frame(Kind.SETTINGS, ACK, 0, b"")
 
 
 def window_update(stream_id: int, increment_bytes: int) -> bytes:

@@ -7,6 +7,7 @@ one that is cut is put together, and only that one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 from epp.wire.http2.faults import PeerError, Reason
 from epp.wire.http2.frames import (
@@ -28,9 +29,9 @@ OnFrame = Callable[[bytes, int, int, int, int], None]
 OnHeaders = Callable[[bytes, int, int], None]
 """`(block, flags, stream_id)`: a whole header block and the flags of its HEADERS frame."""
 
-_read_head = FRAME_HEAD.unpack_from
-_PRIORITY_BYTES = 5
-_KINDS = len(Kind)
+_read_head: Final = FRAME_HEAD.unpack_from
+_PRIORITY_BYTES: Final = 5
+_KINDS: Final = len(Kind)
 
 
 def unpad(data: bytes, start: int, stop: int) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
+from typing import Final
 
 from epp.core.errors import EppError
 from epp.wire.http2.hpack_tables import HUFFMAN_ENDS, HUFFMAN_STEPS, STATIC_TABLE
@@ -23,15 +24,15 @@ from epp.wire.http2.hpack_tables import HUFFMAN_ENDS, HUFFMAN_STEPS, STATIC_TABL
 Field = tuple[bytes, bytes]
 """Name and value."""
 
-FIELD_OVERHEAD_BYTES = 32
+FIELD_OVERHEAD_BYTES: Final = 32
 """Counted per field, by both the dynamic table and the header list size."""
 
-EMPTY_TABLE = b"\x20"
+EMPTY_TABLE: Final = b"\x20"
 """Dynamic table size update to 0."""
 
-_STATIC_FIELDS = len(STATIC_TABLE)
-_INTEGER_BYTES_MAX = 5
-_SHORT_STRING_BYTES = 64
+_STATIC_FIELDS: Final = len(STATIC_TABLE)
+_INTEGER_BYTES_MAX: Final = 5
+_SHORT_STRING_BYTES: Final = 64
 """Strings remembered decoded: paths and authorities repeat, ids are longer or do not matter."""
 
 
@@ -191,7 +192,7 @@ def decode_huffman(encoded: bytes) -> bytes:
     return bytes(decoded)
 
 
-_decode_short = lru_cache(maxsize=512)(decode_huffman)
+_decode_short: Final = lru_cache(maxsize=512)(decode_huffman)
 
 
 def encode(fields: Iterable[Field]) -> bytes:
@@ -200,8 +201,10 @@ def encode(fields: Iterable[Field]) -> bytes:
     return b"".join(_encode_field(name, value) for name, value in fields)
 
 
-_INDEX_OF_FIELD = {field: index for index, field in reversed([*enumerate(STATIC_TABLE, 1)])}
-_INDEX_OF_NAME = {name: index for index, (name, _) in reversed([*enumerate(STATIC_TABLE, 1)])}
+_INDEX_OF_FIELD: Final = {field: index for index, field in reversed([*enumerate(STATIC_TABLE, 1)])}
+_INDEX_OF_NAME: Final = {
+    name: index for index, (name, _) in reversed([*enumerate(STATIC_TABLE, 1)])
+}
 
 
 def _encode_field(name: bytes, value: bytes) -> bytes:

@@ -18,12 +18,11 @@ rate by itself. Streams that were answered pay back.
 
 from __future__ import annotations
 
-import msgspec
-
+from epp.core.structs import Frozen
 from epp.wire.http2.frames import FRAME_BYTES_CEILING, FRAME_BYTES_DEFAULT, WINDOW_MAX
 
 
-class Http2Limits(msgspec.Struct, frozen=True, kw_only=True):
+class Http2Limits(Frozen, frozen=True, kw_only=True):
     """What one connection may hold and do. The defaults fit a gateway with 10 000 streams."""
 
     streams_max: int = 10_000

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from epp.wire.http2 import hpack
 from epp.wire.http2.frames import (
@@ -30,18 +30,18 @@ from epp.wire.http2.frames import (
 )
 from epp.wire.http2.limits import Http2Limits
 
-TURN_FRAMES = 4
+TURN_FRAMES: Final = 4
 """Frames of one call before the next one's turn."""
 
-FRAME_BYTES_MAX = 1 << 20
+FRAME_BYTES_MAX: Final = 1 << 20
 """Longest frame we send, so that one frame cannot pass the bounds of output by much."""
 
-_JOINED_BYTES_MAX = 65_536
-_SMALL_BUFFER_BYTES = 2_048
+_JOINED_BYTES_MAX: Final = 65_536
+_SMALL_BUFFER_BYTES: Final = 2_048
 """A write is one buffer when it is not longer, or when its buffers are smaller on average: copying
 costs less then than handing over many of them."""
 
-_HEADERS = int(Kind.HEADERS)
+_HEADERS: Final = int(Kind.HEADERS)
 
 
 class Waiting(Protocol):

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from enum import IntEnum
 from functools import lru_cache
+from typing import Final
 
 from epp.wire.http2 import hpack
 
-MESSAGE_BYTES_MAX = 1_024
+MESSAGE_BYTES_MAX: Final = 1_024
 """Longest status message sent, encoded; the rest is cut off."""
 
 
@@ -25,13 +26,13 @@ class Status(IntEnum):
     INTERNAL = 13
 
 
-_RESPONSE_FIELDS = ((b":status", b"200"), (b"content-type", b"application/grpc"))
+_RESPONSE_FIELDS: Final = ((b":status", b"200"), (b"content-type", b"application/grpc"))
 
-RESPONSE = hpack.encode(_RESPONSE_FIELDS)
+RESPONSE: Final = hpack.encode(_RESPONSE_FIELDS)
 """What comes before the first message."""
 
-NOT_POST = hpack.encode(((b":status", b"405"), (b"allow", b"POST")))
-NOT_GRPC = hpack.encode(((b":status", b"415"), (b"accept", b"application/grpc")))
+NOT_POST: Final = hpack.encode(((b":status", b"405"), (b"allow", b"POST")))
+NOT_GRPC: Final = hpack.encode(((b":status", b"415"), (b"accept", b"application/grpc")))
 
 
 @lru_cache(maxsize=128)

@@ -15,44 +15,44 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping
 from functools import lru_cache
-
-import msgspec
+from typing import Final
 
 from epp.core.streams import StreamFactory
+from epp.core.structs import Frozen
 from epp.wire.http2 import replies
 from epp.wire.http2.faults import Reason
 from epp.wire.http2.hpack import Decoder, Field
 from epp.wire.http2.replies import Status
 
-_REMEMBERED_BLOCKS_MAX = 128
-_REMEMBERED_BLOCK_BYTES_MAX = 512
+_REMEMBERED_BLOCKS_MAX: Final = 128
+_REMEMBERED_BLOCK_BYTES_MAX: Final = 512
 
-_SHORT_FIELD_BYTES = 96
+_SHORT_FIELD_BYTES: Final = 96
 """Name and value of fields that repeat over streams and connections; that they are well-formed is
 remembered."""
 
-_PSEUDO = frozenset({b":method", b":scheme", b":path", b":authority"})
-_NEEDED = frozenset({b":method", b":scheme", b":path"})
-_OF_A_CONNECTION = frozenset(
+_PSEUDO: Final = frozenset({b":method", b":scheme", b":path", b":authority"})
+_NEEDED: Final = frozenset({b":method", b":scheme", b":path"})
+_OF_A_CONNECTION: Final = frozenset(
     {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 )
-_SINGLE = frozenset({b"content-type", b"content-length", b"grpc-timeout", b"te"})
+_SINGLE: Final = frozenset({b"content-type", b"content-length", b"grpc-timeout", b"te"})
 """Fields that we read; a second one with another value would make their meaning a matter of
 taste."""
 
-_NAME = re.compile(rb"[\x21-\x39\x3b-\x40\x5b-\x7e]+")
-_VALUE = re.compile(rb"[^\x00\r\n\t ](?:[^\x00\r\n]*[^\x00\r\n\t ])?|")
-_CONTENT_TYPE = re.compile(rb"application/grpc(?:[+;].*)?", re.IGNORECASE)
-_TIMEOUT = re.compile(rb"(\d{1,8})([HMSmun])")
-_LENGTH = re.compile(rb"\d{1,18}")
-_UNIT_S = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
+_NAME: Final = re.compile(rb"[\x21-\x39\x3b-\x40\x5b-\x7e]+")
+_VALUE: Final = re.compile(rb"[^\x00\r\n\t ](?:[^\x00\r\n]*[^\x00\r\n\t ])?|")
+_CONTENT_TYPE: Final = re.compile(rb"application/grpc(?:[+;].*)?", re.IGNORECASE)
+_TIMEOUT: Final = re.compile(rb"(\d{1,8})([HMSmun])")
+_LENGTH: Final = re.compile(rb"\d{1,18}")
+_UNIT_S: Final = {b"H": 3600.0, b"M": 60.0, b"S": 1.0, b"m": 1e-3, b"u": 1e-6, b"n": 1e-9}
 
 
 class _Malformed(Exception):  # noqa: N818 - what it is
     """Not an HTTP/2 message: the stream ends with PROTOCOL_ERROR. The text names the rule."""
 
 
-class Head(msgspec.Struct, frozen=True):
+class Head(Frozen, frozen=True):
     """A request as its headers announce it."""
 
     factory: StreamFactory | None = None
@@ -213,7 +213,7 @@ def _check_field(name: bytes, value: bytes) -> bool:
     return False
 
 
-_check_short_field = lru_cache(maxsize=512)(_check_field)
+_check_short_field: Final = lru_cache(maxsize=512)(_check_field)
 
 
 def _content_bytes(headers: dict[bytes, bytes]) -> int | None:

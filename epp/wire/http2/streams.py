@@ -17,6 +17,7 @@ answers cannot go on asking, and memory stays bounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping
+from typing import Final
 
 from epp.core.streams import StreamFactory
 from epp.wire.http2 import frames, replies
@@ -38,10 +39,10 @@ from epp.wire.http2.replies import Status
 from epp.wire.http2.requests import Head, RequestReader
 from epp.wire.http2.timers import Deadlines
 
-_LAST = END_HEADERS | END_STREAM
-_TINY_BYTES = 64
+_LAST: Final = END_HEADERS | END_STREAM
+_TINY_BYTES: Final = 64
 """A DATA frame below this that completes no message is overhead."""
-_ENDED_KEPT = 1_024
+_ENDED_KEPT: Final = 1_024
 
 
 class Streams:

@@ -7,10 +7,11 @@ is under way, so any byte counts as life, and so does output that leaves while w
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
+from typing import Final
 
 from epp.wire.http2.limits import Http2Limits
 
-_REBUILD_MIN = 64
+_REBUILD_MIN: Final = 64
 
 
 class Keepalive:

@@ -1,0 +1,125 @@
+"""What a request costs on each endpoint, in seconds: the loop of `expected`, in a module that may
+be compiled (see `core.structs`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import Final
+
+from epp.core.kvuse import units_of
+from epp.core.latency.forecast import Forecast
+from epp.core.model import Costs, Endpoint, Request, ScoreTerm
+from epp.core.structs import Frozen
+
+INFLIGHT_FULL: Final = 32
+"""Requests in flight that count in full for what a prefill delays; of those beyond, only
+`INFLIGHT_SLOPE`. In a large batch a prefill is hidden among the decodes, and counting all of them
+would send the largest prompts behind the longest queues."""
+INFLIGHT_SLOPE: Final = 0.3
+
+
+class Weights(Frozen, frozen=True):
+    """The parameters of `ExpectedLatency`, which describes them."""
+
+    own: float
+    inflight: float
+    waiting: float
+    decode: float
+    sharing: float
+    chunk_tokens: int
+    max_num_seqs: int
+    slow_start_s: float
+
+
+def costs_of(
+    request: Request,
+    endpoints: Sequence[Endpoint],
+    forecast: Forecast,
+    now_s: float,
+    weights: Weights,
+) -> Costs:
+    """Costs of `endpoints` and their terms, shape (len(endpoints),), seconds."""
+    tokens: int = max(1, request.prompt_tokens)
+    by_slot, block_tokens = request.match.by_slot, request.match.block_tokens
+    hot_tokens, hot_ratio = _hot(request, endpoints, weights.sharing) if by_slot else (0, 1.0)
+    constants = forecast.constants()
+    output_tokens: float = forecast.output_tokens_mean
+    chunk_tokens: int = weights.chunk_tokens
+    seqs: int = weights.max_num_seqs
+    costs: list[float] = []
+    backlogs: list[float] = []
+    works: list[float] = []
+    steps: list[float] = []
+    crowds: list[float] = []
+    for endpoint in endpoints:
+        token_s, pair_s, step_s, step_request_s, step_token_s = constants[endpoint.slot]
+        matched: int = 0
+        if by_slot:
+            matched = min(tokens - 1, by_slot.get(endpoint.slot, 0) * block_tokens)
+        uncached: int = tokens - matched
+        inflight: int = endpoint.inflight_requests
+        waiting: int = endpoint.waiting_requests
+        backlog_s: float = 0.0
+        if waiting or endpoint.foreign_requests:
+            inflight += endpoint.foreign_requests
+            waiting += endpoint.foreign_waiting
+            backlog_s = forecast.backlog_s(endpoint, now_s)
+            if not endpoint.proven:
+                backlog_s += weights.slow_start_s * waiting
+        work_s: float = uncached * (token_s + pair_s * (matched + uncached / 2))
+        if matched < hot_tokens:
+            copied: int = hot_tokens - matched
+            work_s -= hot_ratio * copied * (token_s + pair_s * (matched + copied / 2))
+        delayed: float = float(inflight)
+        if inflight > INFLIGHT_FULL:
+            delayed = INFLIGHT_FULL + INFLIGHT_SLOPE * (inflight - INFLIGHT_FULL)
+        work_s *= weights.own + weights.inflight * delayed + weights.waiting * waiting
+        decode_s: float = (
+            step_s + step_request_s * inflight + step_token_s * endpoint.context_tokens
+        )
+        chunks: int = ceil((backlog_s / token_s + uncached) / chunk_tokens)
+        crowd_s: float = (
+            weights.decode * inflight * output_tokens * (step_request_s + step_token_s * tokens)
+        )
+        if inflight >= seqs:
+            crowd_s += (inflight + 1 - seqs) * decode_s * output_tokens / seqs
+        decode_s *= chunks
+        costs.append(backlog_s + work_s + decode_s + crowd_s)
+        backlogs.append(backlog_s)
+        works.append(work_s)
+        steps.append(decode_s)
+        crowds.append(crowd_s)
+    return Costs(
+        costs,
+        (
+            ScoreTerm("backlog", 1.0, backlogs),
+            ScoreTerm("work", 1.0, works),
+            ScoreTerm("decode", 1.0, steps),
+            ScoreTerm("crowd", 1.0, crowds),
+        ),
+    )
+
+
+def _hot(request: Request, endpoints: Sequence[Endpoint], sharing: float) -> tuple[int, float]:
+    """How much of the prompt others in flight share where it matches best, and which part of the
+    work of a copy of it elsewhere those others pay.
+
+    With k others, a copy is as good as ordered by 1 + sharing * (k - 1) requests.
+    Returns: (tokens, ratio 0..1).
+    """
+    match = request.match
+    blocks: int = max(match.by_slot.values())
+    if not sharing or len(request.chains) != 1:
+        return 0, 1.0
+    units = units_of(request.chains[0][:blocks], match.block_tokens, blocks * match.block_tokens)
+    if not units.names:
+        return 0, 1.0
+    name = units.names[-1]
+    others: int = 0
+    for endpoint in endpoints:
+        if match.by_slot.get(endpoint.slot, 0) == blocks:
+            others = max(others, endpoint.kv.holders(name))
+    if others < 2:
+        return 0, 1.0
+    return len(units.names) * units.unit_tokens, 1.0 - 1.0 / (1.0 + sharing * (others - 1))

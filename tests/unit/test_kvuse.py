@@ -1,0 +1,80 @@
+"""KV cache held by requests in flight: what they share counts once."""
+
+from __future__ import annotations
+
+import pytest
+
+from epp.core.inflight import Inflight
+from epp.core.kvuse import OUTPUT_TOKENS, UNIT_TOKENS, KvUse, units_of
+from tests.unit.roundrates import prompt, spec, world
+
+
+def test_a_unit_is_named_by_its_last_block() -> None:
+    units = units_of(range(100, 120), 64, 1300)  # 20 blocks, of which 8 make a unit
+    assert (list(units.names), units.unit_tokens) == ([107, 115], 512)
+    assert units.own_tokens == 1300 - 1024 + OUTPUT_TOKENS
+
+
+@pytest.mark.parametrize(
+    ("block_tokens", "blocks", "names", "unit_tokens"),
+    [(512, 3, 3, 512), (784, 3, 3, 784), (200, 6, 3, 400), (64, 7, 0, 512), (64, 0, 0, 512)],
+)
+def test_a_unit_is_whole_blocks_and_about_as_many_tokens(
+    block_tokens: int, blocks: int, names: int, unit_tokens: int
+) -> None:
+    units = units_of(range(blocks), block_tokens, blocks * block_tokens)
+    assert (len(units.names), units.unit_tokens) == (names, unit_tokens)
+
+
+def test_no_more_units_are_counted_than_the_prompt_has_tokens() -> None:
+    units = units_of(range(100), 64, 600)
+    assert len(units.names) == 600 // UNIT_TOKENS
+    assert units.own_tokens == 600 - 512 + OUTPUT_TOKENS
+    assert units_of(range(100), 64, 0).own_tokens == OUTPUT_TOKENS
+
+
+def test_two_prompts_hold_what_they_share_once_and_their_output_each() -> None:
+    kv = KvUse()
+    one = units_of([1, 2, 3], 512, 1600)
+    other = units_of([1, 2, 9], 512, 1600)
+    kv.add(one)
+    assert kv.tokens == 1600 + OUTPUT_TOKENS
+    assert kv.shared_tokens(other) == 1024
+    kv.add(other)
+    assert kv.tokens == 2 * 512 + 2 * (512 + 64 + OUTPUT_TOKENS)
+    kv.remove(one)
+    assert kv.tokens == 1600 + OUTPUT_TOKENS
+    assert (kv.shared_tokens(one), kv.shared_tokens(other)) == (1024, 1536)
+    kv.remove(other)
+    assert (kv.tokens, kv.shared_tokens(other)) == (0, 0)
+
+
+def test_an_endpoint_counts_only_where_it_is_asked_to_and_follows_a_move() -> None:
+    decider = world(2)
+    first, second = decider.pool.endpoints
+    quiet = decider.decide(prompt("a", 1000), subset=None, now_s=0.0)
+    assert first.kv.tokens == second.kv.tokens == 0
+    decision = decider.decide(prompt("b", 1000), subset=None, now_s=0.0)
+    picked = decision.pick.endpoint
+    other = second if picked is first else first
+    assert picked.kv.tokens == 1000 + OUTPUT_TOKENS
+    decider.answered(decision, served=other.address, status=200, now_s=0.0)
+    assert (picked.kv.tokens, other.kv.tokens) == (0, 1000 + OUTPUT_TOKENS)
+    decider.first_byte(decision, 1.0)
+    assert other.kv.tokens == 1000 + OUTPUT_TOKENS, "held until the end"
+    for ended in (quiet, decision):
+        decider.ended(ended, 2.0)
+    assert (first.kv.tokens, second.kv.tokens) == (0, 0)
+
+
+def test_a_charge_without_names_holds_all_its_tokens_for_itself() -> None:
+    inflight = Inflight()
+    decider = world(1)
+    (endpoint,) = decider.pool.endpoints
+    assert endpoint.address == spec(0).address
+    charges = [inflight.charge(endpoint, tokens=0, cold=True, now_s=0.0) for _ in range(3)]
+    assert endpoint.kv.tokens == 3 * OUTPUT_TOKENS
+    for charge in charges:
+        inflight.release(charge)
+        inflight.release(charge)
+    assert endpoint.kv.tokens == 0
