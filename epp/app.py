@@ -20,6 +20,7 @@ from random import Random
 
 import uvloop
 
+from epp.build import compiled
 from epp.config import Plan
 from epp.config.parameters import EngineConfig, MetricsDataSource
 from epp.core.bodies import Bodies
@@ -247,6 +248,7 @@ class App:
                     "ports": ports,
                     "tls": self._tls is not None,
                     "transport": self._options.transport,
+                    "compiled": compiled(),
                 }
             },
         )

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from epp.app import run
+from epp.build import compiled
 from epp.config import EndpointPickerConfig, effective_yaml, load_config, resolve
 from epp.core.errors import ConfigError, EppError
 from epp.envoy.command import add_command as add_envoy_config
@@ -50,9 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument(
-        "--version", action="version", version=f"epp {version('envoy-endpoint-picker')}"
-    )
+    parser.add_argument("--version", action="version", version=_version())
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_serve(commands)
     _add_check(commands)
@@ -155,6 +154,10 @@ def _read(path: str, flag: str) -> str:
         raise ConfigError(f"{flag} {path}: {error.strerror}", path=f"--{flag}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{flag} {path}: not UTF-8 text", path=f"--{flag}") from error
+
+
+def _version() -> str:
+    return f"epp {version('envoy-endpoint-picker')}{' (compiled)' if compiled() else ''}"
 
 
 # -- epp check -----------------------------------------------------------------------------

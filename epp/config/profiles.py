@@ -72,12 +72,12 @@ def build_profile(profile: SchedulingProfile, table: PluginTable, notices: list[
     return Profile(
         name=profile.name,
         filters=tuple(
-            NamedFilter(p.name, cast("Filter", p.parameters))
+            NamedFilter(p.name, cast("Filter", p.acting_as(Kind.FILTER)))
             for _, p in plugins
             if Kind.FILTER in p.kinds
         ),
         scorers=tuple(
-            WeightedScorer(p.name, _weight(e), cast("Scorer", p.parameters))
+            WeightedScorer(p.name, _weight(e), cast("Scorer", p.acting_as(Kind.SCORER)))
             for e, p in scorers
             if cost is None
         ),

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from random import Random
 from typing import Protocol
 
-import msgspec
-
 from epp.core.addresses import keep_subset
 from epp.core.errors import DropReason, RequestDropped
 from epp.core.inflight import Charge, Inflight
@@ -21,6 +19,7 @@ from epp.core.model import NO_MATCH, Endpoint, Pick, PrefixMatch, Request
 from epp.core.pool import Answered, Pool, PoolListener
 from epp.core.prefix import PrefixIndex, name_blocks, root_of
 from epp.core.schedule import Profile, Scheduler
+from epp.core.structs import ByIdentity, Frozen
 
 BLOCK_TOKENS_MIN = 64
 """Floor of the prefix block: smaller blocks cost memory and time and gain no routing."""
@@ -30,7 +29,7 @@ pool, and no prompt has two blocks of such a size. The largest real ones, of eng
 attention, have some 2 000."""
 
 
-class PrefixParams(msgspec.Struct, frozen=True):
+class PrefixParams(Frozen, frozen=True):
     """How prompts are cut and how much is remembered (`approx-prefix-cache-producer`)."""
 
     auto_tune: bool = True
@@ -45,7 +44,7 @@ class PrefixParams(msgspec.Struct, frozen=True):
     """Blocks remembered over all endpoints."""
 
 
-class Decision(msgspec.Struct, eq=False):
+class Decision(ByIdentity, eq=False):
     """A pick, what it was made from and what it is charged."""
 
     request: Request
@@ -55,7 +54,7 @@ class Decision(msgspec.Struct, eq=False):
     """Tokens of the prompt the picked endpoint is thought to hold."""
 
 
-class PrefixState(msgspec.Struct, frozen=True):
+class PrefixState(Frozen, frozen=True):
     """How much is remembered, in prefix blocks of `block_tokens` tokens."""
 
     block_tokens: int

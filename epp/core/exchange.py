@@ -24,9 +24,7 @@ from enum import IntEnum, auto
 from types import MappingProxyType
 from typing import Any, Protocol
 
-import msgspec
-
-from epp.core.bodies import Bodies, Body
+from epp.core.bodies import Body
 from epp.core.decide import Decider, Decision
 from epp.core.errors import DropReason, RequestDropped
 from epp.core.headers import NOT_FOR_UPSTREAM, SERVED_VERIFIER, status_of
@@ -49,9 +47,12 @@ from epp.core.messages import (
     TrailersReply,
 )
 from epp.core.model import Cause, Request
+from epp.core.params import ExchangeParams
 from epp.core.parse import ParseLimits, parse_request
 from epp.core.refusal import refuse
 from epp.core.usage import UsageReader
+
+__all__ = ["Exchange", "ExchangeParams", "Phase", "Watcher"]
 
 DUPLEX = frozenset({BodyMode.FULL_DUPLEX_STREAMED, BodyMode.GRPC})
 BUFFERED = frozenset({BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
@@ -66,24 +67,6 @@ class Phase(IntEnum):
     DECIDED = auto()
     RESPONSE = auto()
     DONE = auto()
-
-
-class ExchangeParams(msgspec.Struct, frozen=True):
-    """What all exchanges have in common."""
-
-    body_bytes_max: int = 64 << 20
-    """Largest request body; a longer one is refused with 413."""
-    chunk_bytes_max: int = 62_000
-    """Largest piece of body in one reply; some data planes refuse more than 64 KiB."""
-    emit_scores: bool = False
-    """Add every candidate's total as metadata `x-gateway-destination-endpoint-scores`."""
-    use_subset: bool = True
-    """Keep to the subset of endpoints the gateway allows."""
-    verify_served: bool = False
-    """Report the served endpoint in a response header (`destination-endpoint-served-verifier`)."""
-    parse_limits: ParseLimits = ParseLimits()
-    bodies: Bodies = msgspec.field(default_factory=Bodies)
-    """The account of unfinished bodies, shared by all exchanges."""
 
 
 class Watcher(Protocol):

@@ -12,15 +12,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-import msgspec
-
 from epp.core.kvuse import Units, units_of
 from epp.core.model import Endpoint
+from epp.core.structs import Frozen
 
 NEVER_S = float("inf")
 
 
-class InflightParams(msgspec.Struct, frozen=True):
+class InflightParams(Frozen, frozen=True):
     """How much a request is charged (`inflight-load-producer`)."""
 
     add_estimated_output_tokens: bool = False
@@ -30,7 +29,7 @@ class InflightParams(msgspec.Struct, frozen=True):
     max_estimated_output_tokens: int | None = None
 
 
-class Prefill(msgspec.Struct, frozen=True):
+class Prefill(Frozen, frozen=True):
     """What the picked endpoint has to compute for a request before its first token."""
 
     prompt_tokens: int = 0

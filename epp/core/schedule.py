@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Protocol
 
-import msgspec
-
 from epp.core.errors import DropReason, RequestDropped
 from epp.core.latency.expected import least
 from epp.core.latency.forecast import Forecast
@@ -28,18 +26,19 @@ from epp.core.model import (
     SparseScorer,
 )
 from epp.core.pool import Snapshot
+from epp.core.structs import Frozen
 
 PER_PICK = Reads.REQUEST | Reads.INFLIGHT
 
 
-class NamedFilter(msgspec.Struct, frozen=True):
+class NamedFilter(Frozen, frozen=True):
     """A filter under the name the configuration gives it."""
 
     name: str
     filter: Filter
 
 
-class WeightedScorer(msgspec.Struct, frozen=True):
+class WeightedScorer(Frozen, frozen=True):
     """A scorer, its name and its weight in the total."""
 
     name: str
@@ -55,7 +54,7 @@ class Cost(Protocol):
     ) -> Costs: ...
 
 
-class Profile(msgspec.Struct, frozen=True):
+class Profile(Frozen, frozen=True):
     """A scheduling profile, ready to run: filters, then either weighted scorers and a picker, or a
     cost."""
 
@@ -73,7 +72,7 @@ class Profile(msgspec.Struct, frozen=True):
         return any(getattr(plugin, "needs_predictions", False) for plugin in plugins)
 
 
-class _Base(msgspec.Struct, frozen=True):
+class _Base(Frozen, frozen=True):
     """What is the same for every request of one snapshot version."""
 
     version: int

@@ -159,13 +159,13 @@ def block_pieces(decider: Decider, blocks_max: int = BLOCKS_MAX) -> Iterator[byt
     keeper = decider.prefix
     if not isinstance(keeper, PrefixKeeper):
         return
-    scale = min(1.0, blocks_max / max(1, keeper.state().held_blocks))
+    of_blocks = max(blocks_max, keeper.state().held_blocks, 1)
     before = ""
     for endpoint in decider.pool.endpoints[:ENDPOINTS_MAX]:
         held = keeper.held_by(endpoint)
         address = msgspec.json.encode(endpoint.address).decode()
         yield f'{before}\n    {address}: {{"held": {held}, "runs": ['.encode()
-        listed = yield from _run_pieces(keeper, endpoint, int(held * scale))
+        listed = yield from _run_pieces(keeper, endpoint, held * blocks_max // of_blocks)
         yield f'], "left_out": {max(0, held - listed)}}}'.encode()
         before = ","
 

@@ -28,10 +28,9 @@ from __future__ import annotations
 
 import math
 
-import msgspec
-
 from epp.core.latency.fit import PoolFit, predict_s
 from epp.core.latency.observe import FirstBytes, Group, Histograms, PrefillTime
+from epp.core.structs import Frozen
 
 CHUNK_TOKENS = 8192
 """Prompt tokens per engine step: vLLM's default `max_num_batched_tokens` on an H100. Wrong by a
@@ -56,7 +55,7 @@ ERROR_MAX = 10.0
 """No observation counts as further off in the mean error: one stall must not hide the rest."""
 
 
-class Rates(msgspec.Struct, frozen=True):
+class Rates(Frozen, frozen=True):
     """Seconds per unit of work of one endpoint.
 
     The defaults are Qwen3-32B on two H100 with tensor parallelism: llm-d's published 15 928 prompt
@@ -88,7 +87,7 @@ class Rates(msgspec.Struct, frozen=True):
         )
 
 
-class RateState(msgspec.Struct, frozen=True, kw_only=True):
+class RateState(Frozen, frozen=True, kw_only=True):
     """What is known of one endpoint's speed, for people."""
 
     rates: Rates
