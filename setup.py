@@ -26,6 +26,7 @@ COMPILED = (
     "epp/core/parse.py",
     "epp/core/prompt.py",
     "epp/core/rawjson.py",
+    "epp/core/replying.py",
     "epp/core/schedule.py",
     "epp/core/usage.py",
     "epp/edge/metrics.py",

@@ -27,7 +27,9 @@ from epp.core.bodies import Bodies
 from epp.core.decide import Decider, PrefixKeeper
 from epp.core.errors import ConfigError, DropReason, RequestDropped
 from epp.core.exchange import Exchange, ExchangeParams
+from epp.core.flow.hold import Hold, HoldParams
 from epp.core.inflight import Inflight
+from epp.core.latency.expected import ExpectedLatency
 from epp.core.parse import ParseLimits
 from epp.core.pool import Members, Pool, PoolEvent
 from epp.core.prompt import BYTES_PER_TOKEN, PromptLimits
@@ -92,6 +94,10 @@ class App:
             prefix=None if plan.prefix is None else PrefixKeeper(plan.prefix),
             rng=rng,
         )
+        self._hold = _hold_of(plan, self.decider)
+        self._held = asyncio.Event()
+        if self._hold is not None:
+            self._hold.on_first = self._held.set
         self.telemetry = Telemetry(
             decider=self.decider,
             clock=time.monotonic,
@@ -134,6 +140,7 @@ class App:
             params=self._params,
             watcher=self.telemetry,
             now_s=time.monotonic(),
+            hold=self._hold,
         )
         return ExtProcStream(
             transport=transport,
@@ -152,6 +159,8 @@ class App:
             if self._scraper is not None:
                 self._scraper.members_changed()
             self.health.set_ready(True)
+        if self._hold is not None:
+            self._hold.wake(time.monotonic())
 
     def _make_discovery(self) -> StaticDiscovery | FileDiscovery:
         from_file = self._plan.discovery
@@ -267,6 +276,8 @@ class App:
 
     def _jobs(self) -> list[Callable[[], Coroutine[None, None, None]]]:
         jobs = [self._discovery.run, self._watch_loop_lag]
+        if self._hold is not None:
+            jobs.append(self._wake_held)
         if self._scraper is not None:
             jobs.append(self._scraper.run)
         if isinstance(self._tls, CertificateFiles) and self._options.enable_cert_reload:
@@ -298,6 +309,17 @@ class App:
             self._hurry.set()
         self._stop.set()
 
+    async def _wake_held(self) -> None:
+        """Room also comes with time: look for it while something is held."""
+        hold = self._hold
+        assert hold is not None
+        while True:
+            await self._held.wait()
+            self._held.clear()
+            while hold.requests:
+                await asyncio.sleep(hold.params.recheck_s)
+                hold.wake(time.monotonic())
+
     async def _watch_loop_lag(self) -> None:
         """A loop that is late delays every request: sample how late it is."""
         loop = asyncio.get_running_loop()
@@ -316,6 +338,14 @@ async def _keep_running(job: Callable[[], Coroutine[None, None, None]]) -> None:
         except Exception:
             log.exception("a bug: %s ended, starting it again", job.__qualname__)
         await asyncio.sleep(JOB_RESTART_S)
+
+
+def _hold_of(plan: Plan, decider: Decider) -> Hold | None:
+    cost = plan.profiles[0].cost
+    if not isinstance(cost, ExpectedLatency) or not cost.hold:
+        return None
+    params = HoldParams(chunk_tokens=cost.chunk_tokens, seqs_max=cost.max_num_seqs)
+    return Hold(decider, params)
 
 
 def _stale_after_s(options: ServeOptions, plan: Plan) -> float:

@@ -58,10 +58,15 @@ class Body:
         if len(self._pieces) > PIECES_MAX:
             self._pieces = [b"".join(self._pieces)]
 
+    def whole(self) -> bytes:
+        """The body as received so far; it is still held."""
+        if len(self._pieces) > 1:
+            self._pieces = [b"".join(self._pieces)]
+        return self._pieces[0] if self._pieces else b""
+
     def take(self) -> bytes:
         """The body as received so far; it is no longer held."""
-        pieces = self._pieces
-        whole = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        whole = self.whole()
         self.drop()
         return whole
 

@@ -1,7 +1,7 @@
 """One ext_proc stream, which is one HTTP request and its response, as a table of phases.
 
-    HEADERS ──headers──▶ BODY ──body complete──▶ DECIDED ──response headers──▶ RESPONSE ──end──▶
-    DONE
+    HEADERS ─headers─▶ BODY ─body complete─▶ DECIDED ─response headers─▶ RESPONSE ─end─▶ DONE
+                         └─ no room ─▶ HELD ─┘ let go
 
 `receive` takes one event and returns the replies to send now; `close` may come in any phase. Which
 reply is due when is decided by the body modes the gateway announces with its first message:
@@ -14,20 +14,23 @@ reply is due when is decided by the body modes the gateway announces with its fi
   the headers alone.
 - response bodies: sent on in full duplex, acknowledged otherwise; we only read along.
 
+With a hold, a request in full duplex may be kept until the endpoint it wants has room; the answer
+is then handed to `answer_later`.
+
 A request that is refused gets one immediate response. The charge taken by the decision is given
 back when the response ends or the stream does, whichever comes first."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from enum import IntEnum, auto
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 from epp.core.bodies import Body
 from epp.core.decide import Decider, Decision
 from epp.core.errors import DropReason, RequestDropped
-from epp.core.headers import NOT_FOR_UPSTREAM, SERVED_VERIFIER, status_of
+from epp.core.flow.hold import Hold, Outcome, Ticket
+from epp.core.headers import status_of
 from epp.core.messages import (
     NO_MUTATION,
     BodyMode,
@@ -43,40 +46,17 @@ from epp.core.messages import (
     ResponseBody,
     ResponseHeaders,
     ResponseTrailers,
-    StreamedBodyReply,
     TrailersReply,
 )
 from epp.core.model import Cause, Request
-from epp.core.params import ExchangeParams
+from epp.core.params import ExchangeParams, Watcher
 from epp.core.parse import ParseLimits, parse_request
+from epp.core.phases import BUFFERED, DUPLEX, Phase
 from epp.core.refusal import refuse
+from epp.core.replying import forwarded, pieces, routed_to, served_by
 from epp.core.usage import UsageReader
 
 __all__ = ["Exchange", "ExchangeParams", "Phase", "Watcher"]
-
-DUPLEX = frozenset({BodyMode.FULL_DUPLEX_STREAMED, BodyMode.GRPC})
-BUFFERED = frozenset({BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL})
-
-
-class Phase(IntEnum):
-    """Where a stream stands; it only moves down this list. A number, since hashing a member of a
-    plain `Enum` takes a call."""
-
-    HEADERS = auto()
-    BODY = auto()
-    DECIDED = auto()
-    RESPONSE = auto()
-    DONE = auto()
-
-
-class Watcher(Protocol):
-    """Told of an exchange's turning points, after the answer was handed to the transport."""
-
-    def decided(self, exchange: Exchange) -> None:
-        """`exchange.decision` was made."""
-
-    def finished(self, exchange: Exchange) -> None:
-        """The exchange is over: `exchange.cause` says how. Once per exchange."""
 
 
 class Exchange:
@@ -85,14 +65,18 @@ class Exchange:
     __slots__ = (
         "_body",
         "_decider",
+        "_hold",
         "_params",
         "_reported",
         "_request_headers",
         "_request_mode",
         "_response_mode",
+        "_ticket",
+        "_trailers",
         "_unlearned",
         "_usage_reader",
         "_watcher",
+        "answer_later",
         "answered_s",
         "cause",
         "decided_s",
@@ -100,6 +84,7 @@ class Exchange:
         "drop",
         "finished_s",
         "first_byte_s",
+        "held_since_s",
         "ignored_messages",
         "last_byte_s",
         "phase",
@@ -114,11 +99,22 @@ class Exchange:
     )
 
     def __init__(
-        self, *, decider: Decider, params: ExchangeParams, watcher: Watcher, now_s: float
+        self,
+        *,
+        decider: Decider,
+        params: ExchangeParams,
+        watcher: Watcher,
+        now_s: float,
+        hold: Hold | None = None,
     ) -> None:
         self._decider = decider
         self._params = params
         self._watcher = watcher
+        self._hold = hold
+        self._ticket: Ticket | None = None
+        self._trailers = False
+        self.answer_later: Callable[[Sequence[Reply]], None] | None = None
+        """Sends what `receive` did not return; without one, nothing is held."""
         self._body = Body(params.bodies, params.body_bytes_max)
         self._unlearned: Decision | None = None
         self._reported = False
@@ -142,7 +138,9 @@ class Exchange:
         """HTTP status of the answer; `None` when none was seen or it is not a number."""
         self.started_s = now_s
         self.decided_s: float | None = None
-        """When the message came that completed the request."""
+        """When the message came that completed the request, or the hold let it go."""
+        self.held_since_s: float | None = None
+        """When it began to be held; `None` = it never was."""
         self.answered_s: float | None = None
         """When the decision had been handed to the transport; `None` when nobody measured it."""
         self.first_byte_s: float | None = None
@@ -246,7 +244,7 @@ class Exchange:
         if self._request_mode in BUFFERED:
             return (BodyReply(True, self._decide_on_body(self._body.take(), now_s)),)
         if event.end_of_stream:
-            return self._send_on(now_s, end_of_stream=True)
+            return self._send_on(now_s)
         return ()
 
     def _on_request_trailers(self, _event: RequestTrailers, now_s: float) -> Sequence[Reply]:
@@ -255,60 +253,82 @@ class Exchange:
             # No body came. The headers are gone, metadata still reaches the load balancer.
             mutation = self._decide_on_body(b"", now_s)
             return (TrailersReply(True, destination=mutation.destination),)
-        return (*self._send_on(now_s, end_of_stream=False), TrailersReply(True))
+        self._trailers = True
+        return self._send_on(now_s)
 
-    def _send_on(self, now_s: float, *, end_of_stream: bool) -> list[Reply]:
-        body = self._body.take()
-        mutation = self._decide_on_body(body, now_s)
-        if not end_of_stream:
-            mutation = mutation.marked_for_trailers()
-        replies: list[Reply] = [HeadersReply(True, mutation)]
-        if body or end_of_stream:
-            replies += self._pieces(True, body, end_of_stream)
-        return replies
+    def _send_on(self, now_s: float) -> Sequence[Reply]:
+        """The request is complete: decide and answer, or hold it."""
+        request = self._read(self._body.whole())
+        if self._hold is None or self.answer_later is None:
+            return self._forward(self._decide(request, now_s))
+        self.request = request
+        offered = self._hold.offer(
+            request,
+            subset=self.subset if self._params.use_subset else None,
+            now_s=now_s,
+            deliver=self._let_go,
+            first_byte_seen=self._first_byte_seen(request),
+        )
+        if isinstance(offered, Ticket):
+            self._ticket = offered
+            self.held_since_s = now_s
+            self.phase = Phase.HELD
+            return ()
+        return self._forward(self._note(offered, now_s))
 
-    def _pieces(self, request: bool, body: bytes, end_of_stream: bool) -> Sequence[Reply]:
-        size = self._params.chunk_bytes_max
-        if len(body) <= size:
-            return (StreamedBodyReply(request, body, end_of_stream),)
-        return [
-            StreamedBodyReply(request, body[i : i + size], end_of_stream and i + size >= len(body))
-            for i in range(0, len(body), size)
-        ]
+    def _forward(self, mutation: Mutation) -> Sequence[Reply]:
+        return forwarded(mutation, self._body.take(), trailers=self._trailers, params=self._params)
+
+    def _let_go(self, outcome: Outcome, now_s: float) -> None:
+        """The hold is done with this request (`Deliver`)."""
+        self._ticket = None
+        assert self.answer_later is not None
+        if outcome.decision is not None:
+            self.answer_later(self._forward(self._note(outcome.decision, now_s)))
+        else:
+            self.answer_later(self._refuse(outcome.dropped, now_s))
+
+    def _withdraw(self) -> None:
+        if self._hold is not None and self._ticket is not None:
+            self._hold.withdraw(self._ticket)
+            self._ticket = None
 
     # -- decision --------------------------------------------------------------------------
 
     def _decide_on_body(self, body: bytes, now_s: float) -> Mutation:
+        return self._decide(self._read(body), now_s)
+
+    def _read(self, body: bytes) -> Request:
         partial = self._request_mode is BodyMode.BUFFERED_PARTIAL
         try:
-            request = parse_request(self._request_headers, body, limits=self._limits)
+            return parse_request(self._request_headers, body, limits=self._limits)
         except RequestDropped:
             if not partial:
                 raise
             # The gateway may have cut the body off: what cannot be read is routed by load.
-            request = parse_request(self._request_headers, None, limits=self._limits)
-        return self._decide(request, now_s)
+            return parse_request(self._request_headers, None, limits=self._limits)
+
+    def _first_byte_seen(self, request: Request) -> bool:
+        return request.stream and self._response_mode is not BodyMode.NONE
 
     def _decide(self, request: Request, now_s: float) -> Mutation:
         self.request = request
-        subset = self.subset if self._params.use_subset else None
-        seen = request.stream and self._response_mode is not BodyMode.NONE
-        decision = self._decider.decide(request, subset=subset, now_s=now_s, first_byte_seen=seen)
+        decision = self._decider.decide(
+            request,
+            subset=self.subset if self._params.use_subset else None,
+            now_s=now_s,
+            first_byte_seen=self._first_byte_seen(request),
+        )
+        return self._note(decision, now_s)
+
+    def _note(self, decision: Decision, now_s: float) -> Mutation:
+        """The decision is made: what the gateway is told."""
         self.decision = decision
         self.decided_s = now_s
         self.phase = Phase.DECIDED
         self._unlearned = decision
         self.unsettled = True
-        pick = decision.pick
-        scores = None
-        if self._params.emit_scores:
-            scores = {e.address: t for e, t in zip(pick.candidates, pick.scores, strict=True)}
-        return Mutation(
-            destination=pick.destination,
-            remove_headers=tuple(filter(NOT_FOR_UPSTREAM.__contains__, self._request_headers)),
-            scores=scores,
-            clear_route_cache=True,
-        )
+        return routed_to(decision.pick, self._request_headers, self._params)
 
     def _refuse(self, dropped: RequestDropped, now_s: float) -> Sequence[Reply]:
         self.drop = dropped
@@ -322,7 +342,7 @@ class Exchange:
         if mode is BodyMode.STREAMED:
             return (BodyReply(True),)
         if mode in DUPLEX and self._streams_unread():
-            return self._pieces(True, event.body, event.end_of_stream)
+            return pieces(True, event.body, event.end_of_stream, self._params)
         return self._ignore(event, now_s)
 
     def _on_late_request_trailers(self, event: RequestTrailers, now_s: float) -> Sequence[Reply]:
@@ -355,12 +375,14 @@ class Exchange:
             self._note_first_byte(now_s)
         if event.end_of_stream:
             self._finish(Cause.NATURAL, now_s)
-        return (HeadersReply(False, self._response_mutation()),)
+        told = served_by(self.served, self._params) if self.decision is not None else NO_MUTATION
+        return (HeadersReply(False, told),)
 
     def _enter_response(self, event: Event) -> None:
         if self.phase is Phase.HEADERS and event.modes is not None:
             # An earlier filter answered: no request passes here, only its response.
             self._request_mode, self._response_mode = event.modes
+        self._withdraw()
         self.phase = Phase.RESPONSE
 
     def _start_reading(self, decision: Decision, headers: Mapping[str, str]) -> None:
@@ -372,12 +394,6 @@ class Exchange:
             readable=headers.get("content-encoding", "identity") == "identity"
             and (self.status or 200) < 400,
         )
-
-    def _response_mutation(self) -> Mutation:
-        if not self._params.verify_served or self.decision is None:
-            return NO_MUTATION
-        served = self.served or "fail: the gateway did not say which endpoint served"
-        return Mutation(set_headers=((SERVED_VERIFIER, served),))
 
     def _on_response_body(self, event: ResponseBody, now_s: float) -> Sequence[Reply]:
         if self.phase is not Phase.RESPONSE:
@@ -393,7 +409,7 @@ class Exchange:
         if event.end_of_stream:
             self._finish(Cause.NATURAL, now_s)
         if self._response_mode in DUPLEX:
-            return self._pieces(False, body, event.end_of_stream)
+            return pieces(False, body, event.end_of_stream, self._params)
         return (BodyReply(False),)
 
     def _note_first_byte(self, now_s: float) -> None:
@@ -401,6 +417,8 @@ class Exchange:
             self.first_byte_s = now_s
             if self.decision is not None:
                 self._decider.first_byte(self.decision, now_s)
+                if self._hold is not None:
+                    self._hold.wake(now_s)
 
     def _on_response_trailers(self, _event: ResponseTrailers, now_s: float) -> Sequence[Reply]:
         self._finish(Cause.NATURAL, now_s)
@@ -417,10 +435,13 @@ class Exchange:
         self.phase = Phase.DONE
         self.finished_s = now_s
         self._body.drop()
+        self._withdraw()
         if self._usage_reader is not None:
             self._usage_reader.end()
         if self.decision is not None:
             self._release(self.decision, self._usage_reader, now_s)
+            if self._hold is not None:
+                self._hold.wake(now_s)
 
     def _release(self, decision: Decision, usage: UsageReader | None, now_s: float) -> None:
         if self.cause is not Cause.NATURAL:
@@ -466,6 +487,7 @@ TABLE: Mapping[Phase, Mapping[type[Event], Handler]] = MappingProxyType(
             # The gateway answered by itself before the request was complete.
             **_RESPONSE,
         },
+        Phase.HELD: dict(_RESPONSE),
         Phase.DECIDED: {**_LATE, **_RESPONSE},
         Phase.RESPONSE: {
             **_LATE,

@@ -61,8 +61,7 @@ def _explain_costs(decision: Decision) -> str:
     """What stands before the request where it goes and what it takes there; what it would have
     taken at the next best, and at the one that holds the most, if that is another."""
     pick = decision.pick
-    order = by_rank(pick)
-    chosen, others = order[0], order[1:]
+    chosen, *others = by_rank(pick)
     takes = f"takes {_seconds(pick.totals[chosen])}"
     parts = [_held_in_words(chosen, decision), _behind(chosen, decision) or "nothing before it"]
     text = f"{pick.endpoint.address}: {', '.join(parts)}, {takes}{_late(chosen, decision)}"
@@ -99,7 +98,7 @@ def _held(endpoint: Endpoint, decision: Decision) -> int:
 
 
 def _held_in_words(at: int, decision: Decision) -> str:
-    tokens = decision.request.prompt_tokens
+    tokens = max(1, decision.request.prompt_tokens)
     held = _held(decision.pick.candidates[at], decision)
     return f"{held} of {tokens} tokens cached" if held else f"{tokens} tokens to compute"
 
@@ -111,7 +110,8 @@ def _behind(at: int, decision: Decision) -> str:
     if not backlog_s:
         return ""
     # The charge is already taken: this request itself does not count.
-    own = endpoint.waiting_requests - (endpoint is decision.charge.endpoint)
+    charge = decision.charge
+    own = endpoint.waiting_requests - (endpoint is charge.endpoint and charge.waiting)
     prefills = own + endpoint.foreign_waiting
     of_what = f"behind {prefills} prefill{'s' if prefills != 1 else ''}"
     return f"{_seconds(backlog_s)} {of_what}{'' if endpoint.proven else ' and not proven yet'}"

@@ -7,7 +7,7 @@ name at the end of a unit stands for all of it. What is not in a full unit count
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 UNIT_TOKENS = 512
@@ -77,6 +77,15 @@ class KvUse:
     def holders(self, name: int) -> int:
         """Requests in flight that hold the unit of this name."""
         return self._holders.get(name, 0)
+
+    def shared(self) -> dict[int, int]:
+        """The units that more than one request holds, by name: how many hold each."""
+        return {name: held for name, held in self._holders.items() if held > 1}
+
+    def assume(self, tokens: int, holders: Mapping[int, int]) -> None:
+        """Take these for what is held, in a state that was saved: nothing will be removed."""
+        self.tokens = tokens
+        self._holders = dict(holders)
 
     def shared_tokens(self, units: Units) -> int:
         """Of a prompt, the tokens that are held here already."""

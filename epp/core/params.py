@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Protocol
+
 import msgspec
 
 from epp.core.bodies import Bodies
 from epp.core.parse import ParseLimits
+
+if TYPE_CHECKING:
+    from epp.core.exchange import Exchange
 
 
 class ExchangeParams(msgspec.Struct, frozen=True):
@@ -24,3 +29,13 @@ class ExchangeParams(msgspec.Struct, frozen=True):
     parse_limits: ParseLimits = ParseLimits()
     bodies: Bodies = msgspec.field(default_factory=Bodies)
     """The account of unfinished bodies, shared by all exchanges."""
+
+
+class Watcher(Protocol):
+    """Told of an exchange's turning points, after the answer was handed to the transport."""
+
+    def decided(self, exchange: Exchange) -> None:
+        """`exchange.decision` was made."""
+
+    def finished(self, exchange: Exchange) -> None:
+        """The exchange is over: `exchange.cause` says how. Once per exchange."""

@@ -191,6 +191,7 @@ def _remember(endpoint: Endpoint, saved: EndpointState) -> None:
     endpoint.foreign_requests = saved.foreign_requests
     endpoint.foreign_waiting = saved.foreign_waiting
     endpoint.proven = saved.proven
+    endpoint.kv.assume(saved.kv_tokens, {})
     endpoint.last_pick_number = saved.last_pick_number
     endpoint.cold_pick_number = saved.cold_pick_number
 
@@ -211,6 +212,8 @@ def _restore_blocks(keeper: PrefixKeeper, pool: Pool, blocks: Mapping[str, HeldB
         endpoint = pool.by_address.get(address)
         if endpoint is not None:
             keeper.restore(endpoint, _names(held.runs, address))
+            holders = zip(_names(held.shared, address), held.shared.values(), strict=False)
+            endpoint.kv.assume(endpoint.kv.tokens, dict(holders))
 
 
 def _names(runs: Iterable[str], address: str) -> list[int]:

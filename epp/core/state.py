@@ -140,8 +140,8 @@ class EndpointState(msgspec.Struct, frozen=True):
     inflight_tokens: Count
     context_tokens: Count
     """Prompt tokens of all requests in flight."""
-    kv_tokens: int | None
-    """KV cache that the requests in flight hold; `null` = not counted, nothing is held back."""
+    kv_tokens: Count
+    """KV cache that the requests in flight hold, by our own count."""
     backlog_s: Seconds
     """Prefill work in front of a new request, ours and others', in seconds."""
     own_backlog_s: Seconds
@@ -170,6 +170,9 @@ class HeldBlocks(msgspec.Struct, frozen=True):
     """Pieces of prompts, head first: names of 16 hexadecimal digits."""
     left_out: Count
     """The oldest ones, where there are too many for a page."""
+    shared: Mapping[str, Requests]
+    """Names of those that end a unit of some 512 tokens which more than one request in flight
+    holds: how many hold it."""
 
 
 class State(msgspec.Struct, frozen=True):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator
+from heapq import nlargest
 from importlib.metadata import version
 from typing import NamedTuple
 
@@ -33,6 +34,8 @@ PACKAGE = "envoy-endpoint-picker"
 BLOCKS_MAX = 1_000_000
 """Prefix blocks listed, over all endpoints: 17 MB. Beyond it, each endpoint's oldest are left out,
 in proportion."""
+SHARED_MAX = 4_096
+"""Blocks listed of one endpoint that several requests in flight share; the most shared ones."""
 RUNS_MAX = 200_000
 """Pieces of prompts listed of one endpoint: to list them takes up to 3 ms."""
 PIECE_BLOCKS, PIECE_RUNS = 8_192, 1_024
@@ -166,7 +169,8 @@ def block_pieces(decider: Decider, blocks_max: int = BLOCKS_MAX) -> Iterator[byt
         address = msgspec.json.encode(endpoint.address).decode()
         yield f'{before}\n    {address}: {{"held": {held}, "runs": ['.encode()
         listed = yield from _run_pieces(keeper, endpoint, held * blocks_max // of_blocks)
-        yield f'], "left_out": {max(0, held - listed)}}}'.encode()
+        shared = msgspec.json.encode(_shared(endpoint)).decode()
+        yield f'], "left_out": {max(0, held - listed)}, "shared": {shared}}}'.encode()
         before = ","
 
 
@@ -189,6 +193,14 @@ def _run_pieces(
     if piece:
         yield _joined(piece, first=listed == in_piece)
     return listed
+
+
+def _shared(endpoint: Endpoint) -> dict[str, int]:
+    shared = endpoint.kv.shared()
+    names = (
+        shared if len(shared) <= SHARED_MAX else nlargest(SHARED_MAX, shared, shared.__getitem__)
+    )
+    return {f"{name:016x}": shared[name] for name in names}
 
 
 def _joined(strings: list[str], *, first: bool) -> bytes:

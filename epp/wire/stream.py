@@ -34,6 +34,7 @@ class ExtProcStream:
         self._exchange = exchange
         self._clock = clock
         self._on_bug = on_bug
+        exchange.answer_later = self._answer_later
 
     def on_message(self, data: bytes) -> None:
         """Decode, decide, answer; then let the exchange learn from it."""
@@ -65,6 +66,15 @@ class ExtProcStream:
         self._transport.send([encode_reply(reply) for reply in replies])
         if isinstance(replies[-1], ImmediateReply):
             self._transport.finish()
+
+    def _answer_later(self, replies: Sequence[Reply]) -> None:
+        """A held request was let go, while something else was handled."""
+        try:
+            self._answer(replies)
+        except Exception as error:  # noqa: BLE001 - whoever let it go must not suffer
+            self._on_bug(self._exchange, error)
+            self._answer((self._exchange.fail(self._clock()),))
+        self._settle()
 
     def _settle(self) -> None:
         try:

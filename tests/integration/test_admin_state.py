@@ -202,6 +202,22 @@ def test_what_is_left_of_a_cut_list_holds_all_blocks_before_each() -> None:
             assert there == sorted(there, reverse=True)
 
 
+def test_what_several_requests_in_flight_share_is_counted() -> None:
+    decider = decider_of(COST, 1)
+    (endpoint,) = decider.pool.endpoints
+    for tail in range(3):
+        send_to(decider, 1, prompt(1100 + tail, "h", 1100))
+    send_to(decider, 1, prompt(600, "h", 600))
+    shared = msgspec.json.decode(b"{" + b"".join(block_pieces(decider)) + b"}")[endpoint.address][
+        "shared"
+    ]
+    request = prompt(1100, "h", 1100)
+    decider.prefix.match(request)
+    first, second = request.chains[0][7], request.chains[0][15]
+    assert shared == {f"{first:016x}": 4, f"{second:016x}": 3}
+    assert endpoint.kv.tokens == debug_state(decider, lambda: 0.0).state.endpoints[0].kv_tokens
+
+
 def test_blocks_of_an_endpoint_that_leaves_meanwhile_are_not_another_s() -> None:
     decider = with_blocks(400, 2, 10)
     first, second = decider.pool.endpoints

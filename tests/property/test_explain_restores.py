@@ -4,8 +4,7 @@ from random import Random
 
 import msgspec
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from epp.core.decide import Decider, PrefixKeeper, PrefixParams
 from epp.core.errors import RequestDropped
@@ -70,7 +69,7 @@ class World:
 
     def request(self) -> Request:
         rng = self.rng
-        family = rng.choice("abc").encode() * 256 * rng.randint(0, 12)
+        family = rng.choice("abc").encode() * 256 * rng.randint(0, 40)
         text = family + rng.randbytes(rng.randint(0, 2000))
         return Request(
             model="m",

@@ -6,6 +6,7 @@ import msgspec
 
 from epp.core.decide import Decider, PrefixKeeper, PrefixParams
 from epp.core.exchange import Exchange, ExchangeParams
+from epp.core.flow.hold import Hold
 from epp.core.inflight import Inflight
 from epp.core.messages import BodyMode, RequestBody, RequestHeaders, ResponseBody, ResponseHeaders
 from epp.core.model import EndpointSpec
@@ -60,8 +61,14 @@ class World:
         self.params = ExchangeParams(**params)
         self.watched = Watched()
 
-    def exchange(self) -> Exchange:
-        return Exchange(decider=self.decider, params=self.params, watcher=self.watched, now_s=1.0)
+    def exchange(self, hold: Hold | None = None) -> Exchange:
+        return Exchange(
+            decider=self.decider,
+            params=self.params,
+            watcher=self.watched,
+            now_s=1.0,
+            hold=hold,
+        )
 
     def counters(self) -> list[tuple[int, int, int]]:
         return [

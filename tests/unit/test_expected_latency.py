@@ -9,7 +9,7 @@ from random import Random
 import msgspec
 import pytest
 
-from epp.core.inflight import Inflight
+from epp.core.inflight import Inflight, Prefill
 from epp.core.latency.expected import ExpectedLatency, least
 from epp.core.latency.rates import Rates
 from epp.core.model import Costs, Endpoint, Request
@@ -27,7 +27,7 @@ from tests.unit.roundrates import (
     world,
 )
 
-PLAIN = ExpectedLatency(chunk_tokens=1000)
+PLAIN = ExpectedLatency(chunk_tokens=1000, decode_weight=0.0, sharing_weight=0.0)
 OWN_ONLY = ExpectedLatency(own_weight=1.0, inflight_weight=0.0, waiting_weight=0.0)
 
 
@@ -61,6 +61,7 @@ def test_every_term_of_a_busy_endpoint_is_the_one_worked_out_by_hand() -> None:
         "backlog": [backlog_s],
         "work": [pytest.approx(work_s * (1.3 + 0.07 * 3 + 0.8 * 2), rel=1e-12)],
         "decode": [pytest.approx(3 * step_s, rel=1e-12)],  # 2000 + 616 tokens: three chunks
+        "crowd": [0.0],
     }
     assert costs.seconds == [pytest.approx(5.93146592, rel=1e-12)]
     assert all(term.weight == 1.0 for term in costs.terms)
@@ -109,6 +110,87 @@ def test_the_last_token_is_computed_however_much_is_held() -> None:
         assert terms_of(costs)["work"] == [pytest.approx(0.001 + 1e-6 * 639.5)]
 
 
+def crowded(others: int, policy: ExpectedLatency, request: Request) -> dict[str, list[float]]:
+    """Terms of an endpoint where so many decode, 10 tokens of context each."""
+    (busy,) = endpoints(1)
+    inflight = Inflight()
+    for _ in range(others):
+        inflight.first_byte(charged(inflight, busy, 0.0, now_s=0.0, prompt_tokens=10), 0.0)
+    forecast = forecast_of([busy])
+    forecast.output_tokens_mean = 200.0
+    return terms_of(policy(request, [busy], forecast, 0.0))
+
+
+def test_a_crowd_pays_for_what_the_decoding_of_one_more_adds_to_each_of_its_answers() -> None:
+    policy = ExpectedLatency(decode_weight=0.5)
+    # 3 answers of 200 tokens, whose every step gets longer by a request of 1000 tokens.
+    expected = 0.5 * 3 * 200 * (0.01 + 1e-4 * 1000)
+    assert crowded(3, policy, asking(1000, {0: 15}))["crowd"] == [pytest.approx(expected)]
+    assert crowded(0, policy, asking(1000))["crowd"] == [0.0]
+    assert crowded(3, PLAIN, asking(1000))["crowd"] == [0.0]
+
+
+def test_where_as_many_run_as_can_one_more_waits_for_a_place() -> None:
+    policy = ExpectedLatency(decode_weight=0.0, max_num_seqs=4)
+    assert crowded(3, policy, asking(10))["crowd"] == [0.0]
+    # A place comes free four times in the 200 steps of an answer.
+    assert crowded(4, policy, asking(10))["crowd"] == [pytest.approx(0.144 * 200 / 4)]
+    assert crowded(6, policy, asking(10))["crowd"] == [pytest.approx(3 * 0.166 * 200 / 4)]
+
+
+def test_of_a_large_batch_the_part_beyond_32_counts_less_for_what_a_prefill_delays() -> None:
+    own_s = 1.0 + 1e-6 * 1000 * 500
+    for others, counted in ((32, 32.0), (33, 32.3), (42, 35.0)):
+        work = crowded(others, PLAIN, asking(1000))["work"]
+        assert work == [pytest.approx(own_s * (1.3 + 0.07 * counted))]
+
+
+def sharing(others: int, *, at: Endpoint, inflight: Inflight, tokens: int = 2048) -> Request:
+    """A request for `tokens` tokens of which `at` holds 1600, and so many others there."""
+    chain = tuple(range(tokens // BLOCK))
+    for _ in range(others):
+        prefill = Prefill(prompt_tokens=tokens)
+        shared = inflight.charge(
+            at, prefill, tokens=0, cold=False, now_s=0.0, chain=chain, block_tokens=BLOCK
+        )
+        inflight.first_byte(shared, 0.0)
+    request = asking(tokens, {at.slot: 25})
+    request.chains = (chain,)
+    return request
+
+
+@pytest.mark.parametrize(("others", "payers"), [(0, 1.0), (1, 1.0), (2, 1.5), (5, 3.0)])
+def test_a_copy_elsewhere_is_paid_by_all_in_flight_who_share_it(
+    others: int, payers: float
+) -> None:
+    holder, cold = pool = endpoints(2)
+    request = sharing(others, at=holder, inflight=Inflight())
+    policy = ExpectedLatency(sharing_weight=0.5, own_weight=1.0)
+    work = terms_of(policy(request, pool, forecast_of(pool, LINEAR), 0.0))["work"]
+    # 1536 tokens are what they share in whole units of 512; the rest is the request's own.
+    assert work[cold.slot] == pytest.approx(0.512 + 1.536 / payers)
+    assert work[holder.slot] == pytest.approx(0.448 * (1 + 0.07 * others))
+
+
+def test_nobody_shares_the_work_where_the_weight_is_nothing() -> None:
+    holder, cold = pool = endpoints(2)
+    request = sharing(9, at=holder, inflight=Inflight())
+    work = terms_of(PLAIN(request, pool, forecast_of(pool, LINEAR), 0.0))["work"]
+    assert work[cold.slot] == pytest.approx(2.048 * 1.3)
+
+
+@pytest.mark.parametrize("prompt_tokens", [0, 1, 511, 512, 513, 1535, 1600])
+def test_a_prompt_whose_length_was_underestimated_costs_no_less_than_nothing(
+    prompt_tokens: int
+) -> None:
+    holder, cold = pool = endpoints(2)
+    request = sharing(50, at=holder, inflight=Inflight())
+    request.prompt_tokens = prompt_tokens
+    costs = ExpectedLatency()(request, pool, forecast_of(pool, LINEAR), 0.0)
+    assert min(costs.seconds) >= 0.0
+    assert terms_of(costs)["work"][cold.slot] > 0.0
+
+
 def test_a_request_without_body_costs_one_token_and_goes_by_load() -> None:
     busy, idle = pool = endpoints(2)
     charged(Inflight(), busy, 0.5, now_s=0.0)
@@ -121,7 +203,7 @@ def test_a_request_without_body_costs_one_token_and_goes_by_load() -> None:
 
 
 def test_several_prompts_in_one_request_add_up() -> None:
-    decider = world(2, rates=ROUND)
+    decider = world(2, rates=ROUND, cost=PLAIN)
     sizes = (640, 320)
     prompts = tuple(prompt(f"p{n}", tokens).prompts[0] for n, tokens in enumerate(sizes))
     several = [Request(model="m", prompts=prompts, prompt_tokens=960) for _ in range(2)]
@@ -146,6 +228,7 @@ def test_several_prompts_in_one_request_add_up() -> None:
         ({"waiting_weight": 3.0}, 1.0 + 0.5 * (1.3 + 0.07 * 2 + 3.0) + 0.2),
         ({"chunk_tokens": 500}, 1.0 + 0.5 * (1.3 + 0.07 * 2 + 0.8) + 0.3),
         ({"chunk_tokens": 8192}, 1.0 + 0.5 * (1.3 + 0.07 * 2 + 0.8) + 0.1),
+        ({"max_num_seqs": 2}, 1.0 + 0.5 * (1.3 + 0.07 * 2 + 0.8) + 0.2 + 0.1 * 300 / 2),
     ],
 )
 def test_weights_and_chunk_are_parameters(parameters: dict[str, float], seconds: float) -> None:
@@ -154,8 +237,8 @@ def test_weights_and_chunk_are_parameters(parameters: dict[str, float], seconds:
     inflight.first_byte(charged(inflight, busy, 0.1, now_s=0.0), 0.0)
     charged(inflight, busy, 1.0, now_s=0.0)
     rates = Rates(token_s=0.001, pair_s=0, step_s=0.1, step_request_s=0, step_token_s=0)
-    policy = msgspec.convert({"chunk_tokens": 1000, **parameters}, dict)
-    costs = ExpectedLatency(**policy)(asking(500), [busy], forecast_of([busy], rates), 0.0)
+    policy = ExpectedLatency(**{"chunk_tokens": 1000, **parameters})
+    costs = policy(asking(500), [busy], forecast_of([busy], rates), 0.0)
     assert costs.seconds == [pytest.approx(seconds)]
 
 
@@ -163,7 +246,7 @@ def test_weights_and_chunk_are_parameters(parameters: dict[str, float], seconds:
     ("key", "value"),
     [
         ("ownWeight", -0.1), ("inflightWeight", 101), ("waitingWeight", float("nan")),
-        ("chunkTokens", 0), ("slowStartS", -1), ("slowStartS", 61), ("maxNumSeqs", 0),
+        ("decodeWeight", -1), ("sharingWeight", 101), ("chunkTokens", 0), ("slowStartS", -1), ("slowStartS", 61), ("maxNumSeqs", 0),
         ("unknown", 1),
     ],
 )  # fmt: skip
@@ -436,7 +519,7 @@ def at_home_s(others: int, own_s: float) -> float:
 
 
 def test_G07_a_popular_prefix_spreads_only_when_its_queue_costs_more_than_its_prefill() -> None:
-    decider = world(4, rates=LINEAR)
+    decider = world(4, rates=LINEAR, cost=PLAIN)
     warm = decider.decide(prompt("hot", 6400), subset=None, now_s=0.0)
     decider.learn(warm)
     decider.first_byte(warm, 6.4)
@@ -454,12 +537,21 @@ def test_G07_a_popular_prefix_spreads_only_when_its_queue_costs_more_than_its_pr
     assert picks[away + 1] is picks[away], "what is computed there now is a match for the next"
 
 
-def test_G07_a_burst_of_a_new_prefix_makes_one_copy() -> None:
-    decider = world(16, rates=LINEAR)
-    for n in range(12):
+@pytest.mark.parametrize("sharing_weight", [0.0, 0.1])
+def test_G07_a_burst_of_a_new_prefix_makes_no_more_copies_than_its_queue_pays_for(
+    sharing_weight: float
+) -> None:
+    decider = world(16, rates=LINEAR, cost=ExpectedLatency(sharing_weight=sharing_weight))
+    for n in range(8):
         request = prompt("new", 6400, tail=f"{n:03}", tail_tokens=64)
         decider.learn(decider.decide(request, subset=None, now_s=0.0))
-    assert [e.inflight_requests for e in decider.pool.endpoints if e.inflight_requests] == [12]
+    counts = [e.inflight_requests for e in decider.pool.endpoints if e.inflight_requests]
+    if sharing_weight:
+        # Who shares a prefix pays for copies of it, so they come early; a copy that is on its way
+        # is a match for those behind it, not a reason for another.
+        assert len(counts) <= 2
+    else:
+        assert counts == [8]
 
 
 def test_G07_two_hundred_at_once_use_the_idle_endpoints_too() -> None:

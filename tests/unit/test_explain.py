@@ -1,99 +1,160 @@
-"""What a pick by cost says of itself."""
+"""Why an endpoint was picked: the sentence, the table, the same for machines."""
 
-from __future__ import annotations
+from random import Random
 
 import pytest
 
-from epp.core.decide import Decision
-from epp.core.explain import Reason, explain, reason_of
-from epp.core.model import Request
-from tests.unit.roundrates import LINEAR, charged, prompt, scrape, spec, world
+from epp.core.decide import Decider, PrefixKeeper, PrefixParams
+from epp.core.explain import Reason, explain, reason_of, report, table, terms_of
+from epp.core.inflight import Inflight
+from epp.core.latency.expected import ExpectedLatency
+from epp.core.model import Api, EndpointSpec, Request
+from epp.core.pickers.max_score import MaxScorePicker
+from epp.core.pool import Members, Pool
+from epp.core.registry import SCORERS
+from epp.core.schedule import Profile, WeightedScorer
+
+COST = Profile(
+    "default",
+    (),
+    (),
+    MaxScorePicker(),
+    # Spelled out, so that better defaults change no text here.
+    ExpectedLatency(
+        own_weight=1.3,
+        inflight_weight=0.07,
+        waiting_weight=0.8,
+        decode_weight=0.0,
+        sharing_weight=0.0,
+    ),
+)
+WEIGHTS = {"prefix-cache-scorer": 3.0, "active-request-scorer": 2.0}
+SCORES = Profile(
+    "default",
+    (),
+    tuple(WeightedScorer(name, weight, SCORERS[name]()) for name, weight in WEIGHTS.items()),
+    MaxScorePicker(),
+)
 
 
-def sent(decider, request: Request, now_s: float = 0.0) -> Decision:
-    decision = decider.decide(request, subset=None, now_s=now_s)
+def decider_of(profile: Profile, endpoints: int = 3) -> Decider:
+    pool = Pool(stale_after_s=5.0)
+    specs = tuple(EndpointSpec(host=f"10.0.0.{n + 1}", port=8000) for n in range(endpoints))
+    pool.apply(Members(specs), 0.0)
+    for endpoint in pool.endpoints:
+        endpoint.proven = True
+    keeper = PrefixKeeper(PrefixParams())
+    return Decider(pool=pool, profile=profile, inflight=Inflight(), prefix=keeper, rng=Random(1))
+
+
+def prompt(tokens: int, head: str = "x", head_tokens: int = 0, **fields) -> Request:
+    """A prompt that shares its first `head_tokens` with those of the same head."""
+    text = (head * 4 * head_tokens).encode() + b"?" * 4 * (tokens - head_tokens)
+    return Request(model="m", api=Api.CHAT, prompts=(text,), prompt_tokens=tokens, **fields)
+
+
+def send_to(decider: Decider, number: int, request: Request):
+    subset = (f"10.0.0.{number}:8000",)
+    decision = decider.decide(request, subset=subset, now_s=0.0)
     decider.learn(decision)
     return decision
 
 
-def test_both_the_pick_and_its_rival_say_what_they_hold_and_what_stands_before() -> None:
-    decider = world(2, rates=LINEAR)
-    warm = sent(decider, prompt("a", 640))
-    for _ in range(2):
-        charged(decider.inflight, warm.pick.endpoint, 0.125, now_s=0.0)
-    decision = sent(decider, prompt("a", 640, tail="b", tail_tokens=360))
-    home = decision.pick.endpoint
-    other = spec(1).address if home.address == spec(0).address else spec(0).address
-    work_s = 0.36
-    if home is warm.pick.endpoint:
-        expected = 0.89 + work_s * (1.3 + 3 * 0.87)
-        first = f"640 of 1000 tokens cached, 0.89 s behind 3 prefills, cost {expected:.3f} s"
-        second = "1000 tokens to compute, nothing before it, cost 1.300 s"
-    else:
-        first = "1000 tokens to compute, nothing before it, cost 1.300 s"
-        second = (
-            f"640 of 1000 tokens cached, 0.89 s behind 3 prefills, "
-            f"cost {0.89 + work_s * (1.3 + 3 * 0.87):.3f} s"
-        )
-        other = warm.pick.endpoint.address
-    assert explain(decision) == f"{home.address}: {first}; {other}: {second}"
+def warm(decider: Decider):
+    """10.0.0.3 holds the head of the next prompt and computes two others."""
+    decider.ended(send_to(decider, 3, prompt(7168, "h", 7168)), 0.0)
+    send_to(decider, 3, prompt(3000, "i", 3000))
+    send_to(decider, 3, prompt(3000, "j", 3000))
+    # So that no two cost the same.
+    send_to(decider, 2, prompt(100, "k", 100))
+    return decider.decide(prompt(8192, "h", 7168), subset=None, now_s=0.0)
 
 
-def test_the_rival_is_the_cheapest_of_the_others_and_one_may_have_none() -> None:
-    decider = world(3, rates=LINEAR)
-    near, mid, far = decider.pool.endpoints
-    charged(decider.inflight, mid, 0.5, now_s=0.0)
-    charged(decider.inflight, far, 0.9, now_s=0.0)
-    decision = sent(decider, prompt("a", 100))
-    assert decision.pick.endpoint is near
-    _, rival = explain(decision).split("; ")
-    assert rival.startswith(f"{mid.address}: 100 tokens to compute, 0.50 s behind 1 prefill, cost ")
-    lone = sent(world(1), prompt("a", 100))
-    assert explain(lone).endswith("cost 0.130 s; the only candidate")
-    assert reason_of(lone) is Reason.ONLY
+def test_a_cost_is_explained_by_what_is_cached_what_waits_and_the_next_best() -> None:
+    decision = warm(decider_of(COST))
+    assert reason_of(decision) is Reason.PREFIX
+    assert explain(decision) == (
+        "10.0.0.3:8000: 7168 of 8192 tokens cached, 0.38 s behind 2 prefills, takes 0.59 s; "
+        "10.0.0.1:8000 would take 0.69 s cold"
+    )
 
 
-def test_the_request_itself_is_not_among_those_before_it() -> None:
-    decider = world(1)
-    sent(decider, prompt("a", 100))
-    decision = sent(decider, prompt("b", 100))
-    assert "behind 1 prefill," in explain(decision)
+def test_the_table_of_a_cost() -> None:
+    assert table(warm(decider_of(COST))) == (
+        "  endpoint       cached tokens  backlog s  work s  decode s  crowd s  cost s\n"
+        "* 10.0.0.3:8000           7168     0.3787  0.2007    0.0125   0.0000  0.5918\n"
+        "  10.0.0.1:8000              0     0.0000  0.6782    0.0120   0.0000  0.6902\n"
+        "  10.0.0.2:8000              0     0.0063  1.1321    0.0241   0.0000  1.1625\n"
+    )
 
 
-def test_no_fewer_than_none_stand_before_it_once_it_has_begun_to_answer() -> None:
-    decider = world(1)
-    first = sent(decider, prompt("a", 100))
-    decision = sent(decider, prompt("b", 100))
-    for each in (first, decision):
-        decider.first_byte(each, 1.0)
-    assert "-1" not in explain(decision)
+def test_who_holds_most_is_named_also_where_it_is_not_the_next_best() -> None:
+    decider = decider_of(COST)
+    decider.ended(send_to(decider, 3, prompt(4096, "h", 4096)), 0.0)
+    for _ in range(4):
+        send_to(decider, 3, prompt(8000, "i", 0))
+    send_to(decider, 2, prompt(100, "k", 100))
+    decision = decider.decide(prompt(8192, "h", 4096), subset=None, now_s=0.0)
+    assert reason_of(decision) is Reason.SPREAD
+    text = explain(decision)
+    assert text.startswith("10.0.0.1:8000: 8192 tokens to compute, nothing before it, takes ")
+    second, third = text.split("; ")[1:]
+    assert second.startswith("10.0.0.2:8000 would take ")
+    assert second.endswith(" cold, 0.006 s behind 1 prefill")
+    assert third.startswith("10.0.0.3:8000 would take ")
+    assert " with 4096 cached, " in third
+    assert third.endswith(" behind 4 prefills")
 
 
-def test_prefills_of_others_are_counted_too() -> None:
-    decider = world(1)
+def test_a_promise_that_will_be_broken_and_an_unproven_endpoint_are_said() -> None:
+    decider = decider_of(COST, 1)
     (endpoint,) = decider.pool.endpoints
-    decider.forecast.work_s_mean = 0.5
-    for at_s in (1.0, 2.0):
-        scrape(decider, endpoint, at_s, running=0, waiting=3)
-    assert "1.50 s behind 3 prefills" in explain(sent(decider, prompt("a", 100), now_s=2.0))
+    endpoint.proven = False
+    send_to(decider, 1, prompt(1000))
+    decision = decider.decide(prompt(8192, slo_ttft_s=0.001), subset=None, now_s=0.0)
+    text = explain(decision)
+    assert "behind 1 prefill and not proven yet, takes " in text
+    assert text.endswith(" s, later than promised; the only candidate")
 
 
-@pytest.mark.parametrize(("promised_s", "late"), [(1.0, False), (0.05, True)])
-def test_a_missed_promise_is_said(promised_s: float, *, late: bool) -> None:
-    request = prompt("a", 100)
-    request.slo_ttft_s = promised_s
-    text = explain(sent(world(2), request))
-    assert ("later than promised" in text) is late
+def test_foreign_requests_count_as_prefills_before_it() -> None:
+    decider = decider_of(COST, 1)
+    (endpoint,) = decider.pool.endpoints
+    send_to(decider, 1, prompt(1000))
+    endpoint.foreign_requests = endpoint.foreign_waiting = 2
+    decision = decider.decide(prompt(1000), subset=None, now_s=0.0)
+    assert " behind 3 prefills, " in explain(decision)
 
 
-def test_a_request_without_body_has_one_token_to_compute() -> None:
-    assert "1 tokens to compute" in explain(sent(world(2), Request()))
+def test_the_table_of_scores() -> None:
+    decision = warm(decider_of(SCORES))
+    assert table(decision) == (
+        "  endpoint       cached tokens  3 x prefix-cache-scorer  2 x active-request-scorer"
+        "   total\n"
+        "* 10.0.0.3:8000           7168                   0.8750                     0.0000"
+        "  2.6250\n"
+        "  10.0.0.1:8000              0                   0.0000                     1.0000"
+        "  2.0000\n"
+        "  10.0.0.2:8000              0                   0.0000                     0.5000"
+        "  1.0000\n"
+    )
+    assert explain(decision).startswith("10.0.0.3:8000 (7168 of 8192 tokens cached, 2 in flight")
 
 
-def test_reasons_of_picks_by_cost() -> None:
-    decider = world(2)
-    warm = sent(decider, prompt("a", 640))
-    assert reason_of(warm) is Reason.LOAD
-    assert reason_of(sent(decider, prompt("a", 640))) is Reason.PREFIX
-    charged(decider.inflight, warm.pick.endpoint, 60.0, now_s=0.0)
-    assert reason_of(sent(decider, prompt("a", 640))) is Reason.SPREAD
+def test_the_report_says_what_the_table_says() -> None:
+    decision = warm(decider_of(COST))
+    found = report(decision)
+    assert found["endpoint"] == "10.0.0.3:8000"
+    assert found["reason"] == "prefix"
+    assert found["sentence"] == explain(decision)
+    assert [c["endpoint"] for c in found["candidates"]] == [
+        "10.0.0.3:8000",
+        "10.0.0.1:8000",
+        "10.0.0.2:8000",
+    ]
+    best = found["candidates"][0]
+    assert sum(best["terms"].values()) == pytest.approx(best["total"])
+    assert best["terms"].keys() == {"backlog", "work", "decode", "crowd"}
+    assert terms_of(decision) == {
+        name: round(value, 6) for name, value in {**best["terms"], "total": best["total"]}.items()
+    }

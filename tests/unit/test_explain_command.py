@@ -61,19 +61,7 @@ def test_a_saved_state_explains_a_request(files, capsys) -> None:
     assert "; 10.0.0.3:8000 would take 0." in first
     assert first.endswith(" s cold")
     assert blank == ""
-    assert head.split() == [
-        "endpoint",
-        "cached",
-        "tokens",
-        "backlog",
-        "s",
-        "work",
-        "s",
-        "decode",
-        "s",
-        "cost",
-        "s",
-    ]
+    assert head.endswith("decode s  crowd s  cost s")
     assert [row.split()[:3] for row in rows[:1]] == [["*", "10.0.0.2:8000", "2368"]]
     assert len(rows) == 3
 

@@ -43,10 +43,8 @@ class Desk:
             assert request.id not in self.decisions
             self.let_go.append((request.id, at_s))
             if outcome.decision is None:
-                assert outcome.dropped is not None
                 self.dropped[request.id] = outcome.dropped
             else:
-                assert outcome.dropped is None
                 self.decisions[request.id] = outcome.decision
 
         fields.setdefault("subset", None)
@@ -515,6 +513,18 @@ def test_a_delivery_may_withdraw_or_offer_others_meanwhile() -> None:
     assert desk.let_go == []
     assert "more" in desk.decisions
     assert desk.hold.requests == 0
+
+
+def test_G13_a_held_request_matches_no_more_than_its_prompt_when_the_block_size_changes() -> None:
+    desk = Desk(1)
+    (endpoint,) = desk.endpoints
+    desk.offer("a", 5000)
+    desk.offer("b", 900)
+    scrape(desk.decider, endpoint, 1.0, kv_block_tokens=128, kv_blocks=1000)
+    desk.end("a", 1.0)
+    desk.hold.wake(1.0)
+    match = desk.decisions["b"].request.match
+    assert match.blocks * match.block_tokens <= 900, "names of 64 tokens are not of 128 now"
 
 
 def test_the_default_cost_policy_and_the_hold_agree_on_the_length_of_a_step() -> None:

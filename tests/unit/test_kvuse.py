@@ -6,7 +6,7 @@ import pytest
 
 from epp.core.inflight import Inflight
 from epp.core.kvuse import OUTPUT_TOKENS, UNIT_TOKENS, KvUse, units_of
-from tests.unit.roundrates import prompt, spec, world
+from tests.unit.roundrates import prompt, world
 
 
 def test_a_unit_is_named_by_its_last_block() -> None:
@@ -49,29 +49,34 @@ def test_two_prompts_hold_what_they_share_once_and_their_output_each() -> None:
     assert (kv.tokens, kv.shared_tokens(other)) == (0, 0)
 
 
-def test_an_endpoint_counts_only_where_it_is_asked_to_and_follows_a_move() -> None:
+def test_holders_of_a_unit_are_counted() -> None:
+    kv = KvUse()
+    one, other = units_of([1, 2, 3], 512, 1600), units_of([1, 2, 9], 512, 1600)
+    for units in (one, one, other):
+        kv.add(units)
+    assert [kv.holders(name) for name in (1, 3, 9, 7)] == [3, 2, 1, 0]
+    kv.remove(one)
+    assert [kv.holders(name) for name in (1, 3, 9, 7)] == [2, 1, 1, 0]
+
+
+def test_what_is_held_follows_a_request_to_who_serves_it_and_ends_with_it() -> None:
     decider = world(2)
-    first, second = decider.pool.endpoints
-    quiet = decider.decide(prompt("a", 1000), subset=None, now_s=0.0)
-    assert first.kv.tokens == second.kv.tokens == 0
     decision = decider.decide(prompt("b", 1000), subset=None, now_s=0.0)
     picked = decision.pick.endpoint
-    other = second if picked is first else first
+    other = next(e for e in decider.pool.endpoints if e is not picked)
     assert picked.kv.tokens == 1000 + OUTPUT_TOKENS
     decider.answered(decision, served=other.address, status=200, now_s=0.0)
     assert (picked.kv.tokens, other.kv.tokens) == (0, 1000 + OUTPUT_TOKENS)
     decider.first_byte(decision, 1.0)
     assert other.kv.tokens == 1000 + OUTPUT_TOKENS, "held until the end"
-    for ended in (quiet, decision):
-        decider.ended(ended, 2.0)
-    assert (first.kv.tokens, second.kv.tokens) == (0, 0)
+    for _ in range(2):
+        decider.ended(decision, 2.0)
+    assert (picked.kv.tokens, other.kv.tokens) == (0, 0)
 
 
 def test_a_charge_without_names_holds_all_its_tokens_for_itself() -> None:
     inflight = Inflight()
-    decider = world(1)
-    (endpoint,) = decider.pool.endpoints
-    assert endpoint.address == spec(0).address
+    (endpoint,) = world(1).pool.endpoints
     charges = [inflight.charge(endpoint, tokens=0, cold=True, now_s=0.0) for _ in range(3)]
     assert endpoint.kv.tokens == 3 * OUTPUT_TOKENS
     for charge in charges:

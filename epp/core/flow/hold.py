@@ -32,12 +32,13 @@ from collections.abc import Callable, Iterator
 import msgspec
 
 from epp.core.decide import Decider, Decision
-from epp.core.errors import RequestDropped
+from epp.core.errors import DropReason, RequestDropped
 from epp.core.kvuse import units_of
 from epp.core.latency.forecast import CHUNK_TOKENS
 from epp.core.model import Endpoint, Pick, Request
 
 NEVER_S = float("inf")
+GONE = RequestDropped(DropReason.NO_ENDPOINTS)
 NEW_OUTPUT_TOKENS = 300
 """Output tokens a request is expected to add to the KV cache before it leaves room."""
 
@@ -60,8 +61,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """What became of a held request."""
 
     decision: Decision | None
-    dropped: RequestDropped | None = None
-    """Why it was refused instead: no endpoint is left that may serve it."""
+    dropped: RequestDropped = GONE
+    """Why it was refused, where there is no decision: no endpoint is left that may serve it."""
 
 
 Deliver = Callable[[Outcome, float], None]
@@ -101,6 +102,10 @@ class Ticket:
         """Its prefill there."""
 
 
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
 class Hold:
     """See the module. One per decider."""
 
@@ -110,8 +115,12 @@ class Hold:
         self._filed: dict[Endpoint, dict[Ticket, None]] = {}
         """By the endpoint wanted, in order of arrival."""
         self._rechecked_s = -NEVER_S
+        self._seen_version = -1
+        """Of the snapshot whose endpoints the last `wake` saw."""
         self.requests = 0
         """Requests held now."""
+        self.on_first: Callable[[], None] = _nothing
+        """Called when the first request begins to be held: `wake` is needed from now on."""
 
     # -- in and out ------------------------------------------------------------------------
 
@@ -141,6 +150,10 @@ class Hold:
         )
         self.requests += 1
         self._file(ticket, pick)
+        if request.chains:
+            request.prompts = ()  # their names are enough from here on
+        if self.requests == 1:
+            self.on_first()
         return ticket
 
     def withdraw(self, ticket: Ticket) -> None:
@@ -153,6 +166,11 @@ class Hold:
         """Something was released, reported or came to be, or time went by: let go what may go."""
         if not self.requests:
             return
+        self._decider.inflight.advance(now_s)
+        snapshot = self._decider.pool.snapshot(now_s)
+        if snapshot.version != self._seen_version:
+            self._seen_version = snapshot.version
+            self._leave_gone(set(snapshot.endpoints), now_s)
         for endpoint in list(self._filed):
             if endpoint in self._filed:
                 self._serve(endpoint, now_s)
@@ -164,6 +182,12 @@ class Hold:
     def next_wake_s(self) -> float:
         """When `wake` is due if nothing happens; infinity = nothing is held."""
         return self._rechecked_s + self.params.recheck_s if self.requests else NEVER_S
+
+    def _leave_gone(self, eligible: set[Endpoint], now_s: float) -> None:
+        """Whoever wants an endpoint that cannot be picked any more is decided again."""
+        for endpoint in [e for e in self._filed if e not in eligible]:
+            for ticket in list(self._filed.get(endpoint, ())):
+                self._ask(ticket, now_s)
 
     # -- passes ----------------------------------------------------------------------------
 

@@ -43,6 +43,8 @@ def costs_of(
     tokens: int = max(1, request.prompt_tokens)
     by_slot, block_tokens = request.match.by_slot, request.match.block_tokens
     hot_tokens, hot_ratio = _hot(request, endpoints, weights.sharing) if by_slot else (0, 1.0)
+    # The length is an estimate: there may be more blocks than tokens.
+    hot_tokens = min(hot_tokens, tokens - 1)
     constants = forecast.constants()
     output_tokens: float = forecast.output_tokens_mean
     chunk_tokens: int = weights.chunk_tokens
