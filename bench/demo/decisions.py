@@ -9,7 +9,7 @@ import msgspec
 
 from epp.core.explain import Reason
 
-PICKED = re.compile(r"picked (?P<address>\S+) \((?P<held>\d+) of \d+ tokens cached,")
+PICKED = re.compile(r"picked (?P<address>\S+?):? \(?(?:(?P<held>\d+) of )?\d+ tokens")
 
 
 class Decided(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ def read_decisions(log: Iterable[str]) -> list[Decided]:
             continue  # the last line of a log that is being written
         picked = PICKED.match(line.message)
         if picked is not None:
-            held = int(picked["held"])
+            held = int(picked["held"] or 0)
             made = Decided(line.request_id, picked["address"], line.reason, held, line.message)
             decided.append(made)
     return decided

@@ -140,7 +140,7 @@ class Exchange:
         self.decided_s: float | None = None
         """When the message came that completed the request, or the hold let it go."""
         self.held_since_s: float | None = None
-        """When it began to be held; `None` = it never was."""
+        """`None` = it was never held."""
         self.answered_s: float | None = None
         """When the decision had been handed to the transport; `None` when nobody measured it."""
         self.first_byte_s: float | None = None

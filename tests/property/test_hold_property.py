@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import settings
-from hypothesis import strategies as st
+from hypothesis import settings, strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
@@ -221,6 +220,8 @@ class Holding(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Whatever happened: once nothing is in flight, everybody held gets its turn."""
         self._members([0, 1], ["", ""])
+        for endpoint in self.decider.pool.endpoints * 2:
+            scrape(self.decider, endpoint, self.now_s, running=0, waiting=0)
         for _ in range(200):
             if not (self.tickets or self.live):
                 break

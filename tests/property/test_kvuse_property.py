@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from epp.core.kvuse import OUTPUT_TOKENS, UNIT_TOKENS, KvUse, units_of
 

@@ -85,9 +85,15 @@ def test_it_chooses_among_what_filters_leave() -> None:
     assert profile.cost == ExpectedLatency()
 
 
-def test_a_filter_that_could_score_too_may_stand_beside_it() -> None:
+def test_a_filter_that_could_score_too_only_filters_beside_it() -> None:
+    plan = plan_of("{type: expected-latency}", "{type: context-length-aware}")
+    profile = plan.profiles[0]
+    assert [f.name for f in profile.filters] == ["context-length-aware"]
+    assert (profile.scorers, profile.cost) == ((), ExpectedLatency())
+
+
+def test_a_sticky_filter_may_stand_before_it() -> None:
     plan = plan_of("{type: expected-latency}", "{type: prefix-cache-affinity-filter}")
-    assert [f.name for f in plan.profiles[0].filters] == ["prefix-cache-affinity-filter"]
     decider = decider_of(plan, 2)
     first = decider.decide(prompt("a", 640), subset=None, now_s=0.0)
     decider.learn(first)

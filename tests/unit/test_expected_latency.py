@@ -160,9 +160,7 @@ def sharing(others: int, *, at: Endpoint, inflight: Inflight, tokens: int = 2048
 
 
 @pytest.mark.parametrize(("others", "payers"), [(0, 1.0), (1, 1.0), (2, 1.5), (5, 3.0)])
-def test_a_copy_elsewhere_is_paid_by_all_in_flight_who_share_it(
-    others: int, payers: float
-) -> None:
+def test_a_copy_elsewhere_is_paid_by_all_in_flight_who_share_it(others: int, payers: float) -> None:
     holder, cold = pool = endpoints(2)
     request = sharing(others, at=holder, inflight=Inflight())
     policy = ExpectedLatency(sharing_weight=0.5, own_weight=1.0)
@@ -181,7 +179,7 @@ def test_nobody_shares_the_work_where_the_weight_is_nothing() -> None:
 
 @pytest.mark.parametrize("prompt_tokens", [0, 1, 511, 512, 513, 1535, 1600])
 def test_a_prompt_whose_length_was_underestimated_costs_no_less_than_nothing(
-    prompt_tokens: int
+    prompt_tokens: int,
 ) -> None:
     holder, cold = pool = endpoints(2)
     request = sharing(50, at=holder, inflight=Inflight())
@@ -192,8 +190,8 @@ def test_a_prompt_whose_length_was_underestimated_costs_no_less_than_nothing(
 
 
 def test_a_request_without_body_costs_one_token_and_goes_by_load() -> None:
-    busy, idle = pool = endpoints(2)
-    charged(Inflight(), busy, 0.5, now_s=0.0)
+    pool = endpoints(2)
+    charged(Inflight(), pool[0], 0.5, now_s=0.0)
     costs = PLAIN(Request(), pool, forecast_of(pool), 0.0)
     work_s = 0.001 + 1e-6 * 0.5
     assert costs.seconds == [
@@ -246,8 +244,8 @@ def test_weights_and_chunk_are_parameters(parameters: dict[str, float], seconds:
     ("key", "value"),
     [
         ("ownWeight", -0.1), ("inflightWeight", 101), ("waitingWeight", float("nan")),
-        ("decodeWeight", -1), ("sharingWeight", 101), ("chunkTokens", 0), ("slowStartS", -1), ("slowStartS", 61), ("maxNumSeqs", 0),
-        ("unknown", 1),
+        ("decodeWeight", -1), ("sharingWeight", 101), ("chunkTokens", 0), ("slowStartS", -1),
+        ("slowStartS", 61), ("maxNumSeqs", 0), ("unknown", 1),
     ],
 )  # fmt: skip
 def test_parameters_out_of_range_are_refused(key: str, value: float) -> None:
@@ -427,23 +425,24 @@ def test_F05_an_engine_that_reports_no_counts_has_nothing_of_others(missing) -> 
 
 
 def test_of_those_that_keep_the_promise_the_cheapest_is_chosen() -> None:
-    holder, near, far = pool = endpoints(3)
+    pool = endpoints(3)
     slow = Rates(token_s=0.002, pair_s=0, step_s=0, step_request_s=0, step_token_s=0)
     forecast = forecast_of(pool, LINEAR, by_slot={2: slow})
-    charged(Inflight(), holder, 0.45, now_s=0.0)
-    late_s = {"slo_ttft_s": 0.42}
-    request, promised = asking(320, {0: 5}), asking(320, {0: 5}, **late_s)
-    free = PLAIN(request, pool, forecast, 0.0)
-    assert least(free.seconds, pool, Random(1)) == 1
-    # 0.451 s behind what waits there, 0.32 s, 0.64 s.
-    kept = PLAIN(promised, pool, forecast, 0.0)
+    charged(Inflight(), pool[0], 0.38, now_s=0.0)
+    free = PLAIN(asking(320, {0: 5}), pool, forecast, 0.0)
+    assert least(free.seconds, pool, Random(1)) == 0
+    # 0.381 s behind what waits there, 0.32 s, 0.64 s: the first is late, the last is dear and late.
+    kept = PLAIN(asking(320, {0: 5}, slo_ttft_s=0.35), pool, forecast, 0.0)
     assert least(kept.seconds, pool, Random(1)) == 1
-    assert terms_of(kept)["late"][1] == 0.0
-    assert terms_of(kept)["late"][0] > 0.0
+    late = terms_of(kept)["late"]
+    assert late[1] == 0.0
+    assert min(late[0], late[2]) > max(free.seconds)
     assert kept.seconds == [
-        sum(parts) for parts in zip(*terms_of(kept).values(), strict=True)
+        pytest.approx(sum(parts)) for parts in zip(*terms_of(kept).values(), strict=True)
     ], "the terms still add up"
-    assert far.slot == 2
+    # Two that keep it: the cheaper, not the sooner.
+    both = PLAIN(asking(320, {0: 5}, slo_ttft_s=0.5), pool, forecast, 0.0)
+    assert least(both.seconds, pool, Random(1)) == 0
 
 
 def test_a_dear_endpoint_that_keeps_the_promise_comes_before_cheap_ones_that_miss_it() -> None:
@@ -464,18 +463,17 @@ def test_a_dear_endpoint_that_keeps_the_promise_comes_before_cheap_ones_that_mis
 
 
 def test_a_promise_per_output_token_is_kept_too() -> None:
-    cheap, free = pool = endpoints(2)
+    pool = endpoints(2)
     rates = Rates(token_s=0.001, pair_s=0, step_s=0.01, step_request_s=0.001, step_token_s=0)
     inflight = Inflight()
     for _ in range(50):
-        inflight.first_byte(charged(inflight, cheap, 0.0, now_s=0.0), 0.0)
+        inflight.first_byte(charged(inflight, pool[0], 0.0, now_s=0.0), 0.0)
     forecast = forecast_of(pool, rates)
     held = asking(640, {0: 10})
     assert least(PLAIN(held, pool, forecast, 0.0).seconds, pool, Random(1)) == 0
     # 10 ms and 1 ms for each of 51 there; 11 ms alone.
     promised = asking(640, {0: 10}, slo_tpot_s=0.05)
     assert least(PLAIN(promised, pool, forecast, 0.0).seconds, pool, Random(1)) == 1
-    assert free.slot == 1
 
 
 @pytest.mark.parametrize("promised_s", [0.4, 0.05, 1e-9, 5e-324])
@@ -539,7 +537,7 @@ def test_G07_a_popular_prefix_spreads_only_when_its_queue_costs_more_than_its_pr
 
 @pytest.mark.parametrize("sharing_weight", [0.0, 0.1])
 def test_G07_a_burst_of_a_new_prefix_makes_no_more_copies_than_its_queue_pays_for(
-    sharing_weight: float
+    sharing_weight: float,
 ) -> None:
     decider = world(16, rates=LINEAR, cost=ExpectedLatency(sharing_weight=sharing_weight))
     for n in range(8):

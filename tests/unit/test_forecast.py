@@ -32,10 +32,10 @@ from tests.unit.roundrates import (
 
 
 def test_a_prediction_is_backlog_prefill_and_steps_then_a_step_per_token() -> None:
-    busy, idle = pool = endpoints(2)
+    pool = endpoints(2)
     inflight = Inflight()
-    inflight.first_byte(charged(inflight, busy, 0.3, now_s=0.0, prompt_tokens=500), 1.0)
-    charged(inflight, busy, 2.0, now_s=1.0, prompt_tokens=300)
+    inflight.first_byte(charged(inflight, pool[0], 0.3, now_s=0.0, prompt_tokens=500), 1.0)
+    charged(inflight, pool[0], 2.0, now_s=1.0, prompt_tokens=300)
     forecast = forecast_of(pool)
     made = forecast.predict(asking(1000, {0: 6}), pool, 1.5)
     step_s = 0.1 + 0.02 + 0.08
@@ -44,7 +44,6 @@ def test_a_prediction_is_backlog_prefill_and_steps_then_a_step_per_token() -> No
     assert made[0].tpot_s == pytest.approx(0.1 + 0.03 + 1e-4 * 1800)
     assert made[1].ttft_s == pytest.approx(1.0 + 0.5 + 0.1)
     assert made[1].tpot_s == pytest.approx(0.1 + 0.01 + 0.1)
-    assert idle.slot == 1
 
 
 def test_long_prefills_wait_for_a_decode_step_per_chunk() -> None:
@@ -120,8 +119,7 @@ def test_a_first_byte_is_learned_with_its_service_time_and_who_else_decodes() ->
     decider = world(1)
     (endpoint,) = decider.pool.endpoints
     sent = [
-        decider.decide(prompt(f"{n}", 100 * (n + 1)), subset=None, now_s=float(n))
-        for n in range(3)
+        decider.decide(prompt(f"{n}", 100 * (n + 1)), subset=None, now_s=float(n)) for n in range(3)
     ]
     decider.first_byte(sent[0], 5.0)
     decider.first_byte(sent[1], 5.5)
@@ -270,6 +268,22 @@ def test_totals_are_told_by_their_growth_from_the_second_on() -> None:
 def test_totals_that_fell_belong_to_another_process() -> None:
     grew = grown(world(1), (10.0, 900.0, 5), (1.0, 90.0, 1), (3.0, 190.0, 2))
     assert grew == [(0.0, 0.0, 0), (0.0, 0.0, 0), (2.0, 100.0, 1)]
+
+
+def test_one_total_that_fell_is_enough_to_start_the_count_again() -> None:
+    for fell in ((9.0, 950.0, 6), (11.0, 899.0, 6), (11.0, 950.0, 4)):
+        assert grown(world(1), (10.0, 900.0, 5), fell) == [(0.0, 0.0, 0)] * 2
+
+
+def test_nothing_is_kept_of_endpoints_that_left() -> None:
+    decider = world(0)
+    for n in range(50):
+        decider.pool.apply(Members((spec(n),)), float(n))
+        (endpoint,) = decider.pool.endpoints
+        totals = dict(zip(TOTALS, (10.0, 900.0, 5), strict=True))
+        scrape(decider, endpoint, float(n), running=1, waiting=1, **totals)
+    forecast = decider.forecast
+    assert len(forecast._foreign) == len(forecast._totals) == len(forecast.constants()) == 1
 
 
 def test_a_scrape_without_totals_ends_the_count() -> None:

@@ -129,6 +129,16 @@ def test_requests_of_others_count_among_those_the_engine_runs() -> None:
     assert desk.names() == ["a"]
 
 
+def test_F05_what_others_had_there_in_an_old_scrape_closes_nothing_for_ever() -> None:
+    desk = Desk(seqs_max=4)
+    (endpoint,) = desk.endpoints
+    for at_s in (0.0, 1.0):
+        scrape(desk.decider, endpoint, at_s, running=4, waiting=0)
+    assert held(desk.offer("a", 10, now_s=1.0))
+    desk.hold.wake(1002.0)  # no scrape for 1001 s: nobody knows what is there now
+    assert desk.names() == ["a"]
+
+
 def kv_desk(kv_tokens: int) -> Desk:
     desk = Desk()
     scrape(desk.decider, desk.endpoints[0], 0.0, kv_blocks=kv_tokens // 100, kv_block_tokens=100)
@@ -298,6 +308,38 @@ def test_the_guard_closes_no_other_endpoint() -> None:
     desk.hold.wake(1.0)
     assert held(desk.offer("c", 100, now_s=2.0, subset=(first.address,)))
     assert not held(desk.offer("d", 100, now_s=2.0, subset=(other.address,)))
+
+
+def test_the_guard_holds_when_the_head_of_the_order_is_offered_an_idle_endpoint() -> None:
+    desk = Desk(2)
+    first, other = desk.endpoints
+    here = (first.address,)
+    scrape(desk.decider, first, 0.0, kv_blocks=25, kv_block_tokens=100)
+    desk.offer("a", 900, subset=here)
+    desk.first_byte("a", 0.5)
+    desk.offer("big", 1500, now_s=1.0, subset=here)
+    assert held(desk.offer("small", 100, now_s=42.0, subset=here))
+    assert not other.inflight_requests
+    desk.hold.wake(43.0)
+    assert desk.let_go == []
+
+
+def test_one_that_comes_from_elsewhere_keeps_its_place_by_age() -> None:
+    desk = Desk(2)
+    first, other = desk.endpoints
+    for endpoint in (first, other):
+        scrape(desk.decider, endpoint, 0.0, kv_blocks=25, kv_block_tokens=100)
+        desk.offer(endpoint.name, 900, subset=(endpoint.address,))
+        desk.first_byte(endpoint.name, 0.5)
+    old = desk.offer("old", 1500, now_s=1.0)
+    assert old.wants is not None
+    left, stays = (first, other) if old.wants is first else (other, first)
+    young = desk.offer("young", 1500, now_s=40.0, subset=(stays.address,))
+    desk.decider.pool.apply(Members((stays.spec,)), 42.0)
+    desk.hold.wake(42.0)
+    assert old.wants is young.wants is stays
+    assert held(desk.offer("small", 100, now_s=42.0)), "the old one has waited for too long"
+    assert left.inflight_requests == 1
 
 
 # Ends of a wait
@@ -491,11 +533,10 @@ def test_an_end_nobody_sees_makes_room_without_another_request() -> None:
     assert desk.names() == ["d"]
 
 
-def test_a_delivery_may_withdraw_or_offer_others_meanwhile() -> None:
+@pytest.mark.parametrize("leaves", [False, True])
+def test_a_delivery_may_withdraw_or_offer_others_meanwhile(*, leaves: bool) -> None:
     desk = Desk(1)
     desk.offer("a", 50_000)
-    tickets = [desk.offer(f"{n}", 900, now_s=0.0) for n in range(1, 4)]
-    request = prompt("first", 10)
     seen: list[str] = []
 
     def deliver(outcome: Outcome, now_s: float) -> None:
@@ -505,9 +546,12 @@ def test_a_delivery_may_withdraw_or_offer_others_meanwhile() -> None:
             desk.hold.withdraw(ticket)
         desk.offer("more", 900, now_s=now_s)
 
-    early = desk.hold.offer(request, subset=None, now_s=-5.0, deliver=deliver)
+    early = desk.hold.offer(prompt("first", 10), subset=None, now_s=0.0, deliver=deliver)
+    tickets = [desk.offer(f"{n}", 900, now_s=0.5) for n in range(1, 4)]
     assert held(early)
-    desk.decider.pool.apply(Members((spec(0), spec(1))), 1.0)
+    # One more endpoint, or another in place of the first.
+    specs = (spec(1),) if leaves else (spec(0), spec(1))
+    desk.decider.pool.apply(Members(specs), 1.0)
     desk.hold.wake(1.0)
     assert seen == ["first"]
     assert desk.let_go == []

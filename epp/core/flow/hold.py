@@ -13,7 +13,7 @@ An endpoint has room for a request when nothing of ours runs there, or when
     adds to them, fit its KV cache (where it reports one).
 
 Held requests are filed under the endpoint they want. `wake` goes through the endpoints that have
-room again: of the first `passed_max` that want it, the one with the highest response ratio
+room again: of the first `looked_max` that want it, the one with the highest response ratio
 
     (wait + w + c) / (w + c)        w: its prefill there, seconds; c: `fairness_s`
 
@@ -50,9 +50,12 @@ class HoldParams(msgspec.Struct, frozen=True, kw_only=True):
     seqs_max: int = 256
     """Requests an engine runs at once (vLLM's `max_num_seqs`)."""
     fairness_s: float = 0.5
-    guard_s: float = 40.0
+    guard_s: float = 35.0
     requests_max: int = 10_000
-    passed_max: int = 128
+    looked_max: int = 128
+    """Held requests looked at for whose turn it is."""
+    asked_max: int = 8
+    """Of these, the ones tried per endpoint and `wake`."""
     recheck_s: float = 0.02
     """Backlogs age, so room comes without an event; this often it is looked for."""
 
@@ -115,6 +118,7 @@ class Hold:
         self._filed: dict[Endpoint, dict[Ticket, None]] = {}
         """By the endpoint wanted, in order of arrival."""
         self._rechecked_s = -NEVER_S
+        self._waking = False
         self._seen_version = -1
         """Of the snapshot whose endpoints the last `wake` saw."""
         self.requests = 0
@@ -164,8 +168,15 @@ class Hold:
 
     def wake(self, now_s: float) -> None:
         """Something was released, reported or came to be, or time went by: let go what may go."""
-        if not self.requests:
-            return
+        if not self.requests or self._waking:
+            return  # what a delivery releases is seen by the pass that delivers
+        self._waking = True
+        try:
+            self._pass(now_s)
+        finally:
+            self._waking = False
+
+    def _pass(self, now_s: float) -> None:
         self._decider.inflight.advance(now_s)
         snapshot = self._decider.pool.snapshot(now_s)
         if snapshot.version != self._seen_version:
@@ -193,30 +204,33 @@ class Hold:
 
     def _serve(self, endpoint: Endpoint, now_s: float) -> None:
         """Let go of those that want this endpoint, while it has room."""
-        asked: set[Ticket] = set()
-        while self._has_room(endpoint, now_s):
+        passed: set[Ticket] = set()
+        while len(passed) < self.params.asked_max and self._has_room(endpoint, now_s):
             guarded = self._guarded(endpoint, now_s)
-            ticket = guarded or self._first(endpoint, asked, now_s)
+            ticket = guarded or self._first(endpoint, passed, now_s)
             if ticket is None:
                 return
-            asked.add(ticket)
-            if not self._ask(ticket, now_s) and ticket is guarded and ticket.wants is endpoint:
+            passed.add(ticket)
+            # To look at the room first is cheap; to decide again is not.
+            if self._fits(endpoint, ticket.request):
+                self._ask(ticket, now_s)
+            elif ticket is guarded:
                 return
 
-    def _first(self, endpoint: Endpoint, asked: set[Ticket], now_s: float) -> Ticket | None:
-        """Whose turn it is of those that want this endpoint and were not asked."""
+    def _first(self, endpoint: Endpoint, passed: set[Ticket], now_s: float) -> Ticket | None:
+        """Whose turn it is of those that want this endpoint and were not passed over."""
         best: Ticket | None = None
         best_ratio = -1.0
         looked = 0
         for ticket in self._filed.get(endpoint, ()):
-            if ticket in asked:
+            if ticket in passed:
                 continue
             base_s = ticket.work_s + self.params.fairness_s
             ratio = (now_s - ticket.held_since_s + base_s) / base_s
             if ratio > best_ratio:
                 best, best_ratio = ticket, ratio
             looked += 1
-            if looked == self.params.passed_max:
+            if looked == self.params.looked_max:
                 break
         return best
 
@@ -300,8 +314,10 @@ class Hold:
         return forecast.backlog_s(endpoint, now_s) <= step_s
 
     def _admits(self, endpoint: Endpoint, request: Request, now_s: float) -> bool:
-        if not self._has_room(endpoint, now_s):
-            return False
+        return self._has_room(endpoint, now_s) and self._fits(endpoint, request)
+
+    def _fits(self, endpoint: Endpoint, request: Request) -> bool:
+        """Whether its KV cache has room for the request beside what is in flight there."""
         load = endpoint.last_load
         if not endpoint.inflight_requests or load.kv_blocks is None or load.kv_block_tokens is None:
             return True

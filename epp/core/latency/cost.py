@@ -47,6 +47,7 @@ def costs_of(
     hot_tokens = min(hot_tokens, tokens - 1)
     constants = forecast.constants()
     output_tokens: float = forecast.output_tokens_mean
+    crowding: float = weights.decode * output_tokens
     chunk_tokens: int = weights.chunk_tokens
     seqs: int = weights.max_num_seqs
     costs: list[float] = []
@@ -73,17 +74,12 @@ def costs_of(
         if matched < hot_tokens:
             copied: int = hot_tokens - matched
             work_s -= hot_ratio * copied * (token_s + pair_s * (matched + copied / 2))
-        delayed: float = float(inflight)
-        if inflight > INFLIGHT_FULL:
-            delayed = INFLIGHT_FULL + INFLIGHT_SLOPE * (inflight - INFLIGHT_FULL)
+        delayed: float = min(inflight, INFLIGHT_FULL + INFLIGHT_SLOPE * (inflight - INFLIGHT_FULL))
         work_s *= weights.own + weights.inflight * delayed + weights.waiting * waiting
-        decode_s: float = (
-            step_s + step_request_s * inflight + step_token_s * endpoint.context_tokens
-        )
+        context: int = endpoint.context_tokens
+        decode_s: float = step_s + step_request_s * inflight + step_token_s * context
         chunks: int = ceil((backlog_s / token_s + uncached) / chunk_tokens)
-        crowd_s: float = (
-            weights.decode * inflight * output_tokens * (step_request_s + step_token_s * tokens)
-        )
+        crowd_s: float = crowding * inflight * (step_request_s + step_token_s * tokens)
         if inflight >= seqs:
             crowd_s += (inflight + 1 - seqs) * decode_s * output_tokens / seqs
         decode_s *= chunks
@@ -92,15 +88,8 @@ def costs_of(
         works.append(work_s)
         steps.append(decode_s)
         crowds.append(crowd_s)
-    return Costs(
-        costs,
-        (
-            ScoreTerm("backlog", 1.0, backlogs),
-            ScoreTerm("work", 1.0, works),
-            ScoreTerm("decode", 1.0, steps),
-            ScoreTerm("crowd", 1.0, crowds),
-        ),
-    )
+    terms = (("backlog", backlogs), ("work", works), ("decode", steps), ("crowd", crowds))
+    return Costs(costs, tuple([ScoreTerm(name, 1.0, seconds) for name, seconds in terms]))
 
 
 def _hot(request: Request, endpoints: Sequence[Endpoint], sharing: float) -> tuple[int, float]:
