@@ -13,8 +13,8 @@ workload is that of `bench.demo.workload`, in a size where routing matters: the 
 the caches of all engines together, not that of one, and engines are busy about half the time under
 a good router. Requests of the first seconds only fill the caches and are not counted.
 
-Routers are compared in pairs: the ratio of two figures of the same round, averaged over rounds,
-with Student's t interval (`bench.sim.figures`).
+Routers are compared in pairs: the ratio of two figures of the same round, its geometric mean over
+the rounds, and Student's t interval of the logarithms.
 
 TTFT is the client's: from sending to the first byte of the event stream, the hop to the EPP
 included. It tells something of routing only while the machine keeps up, so the CPU of every process
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -42,7 +43,7 @@ from bench.demo.progress import Progress
 from bench.demo.run import interruptible, uninterrupted
 from bench.demo.workload import Phase, Plan, Shape, make_plan
 from bench.measure import Spread, cpu_s, interleave, load_average, machine, parse_within, table
-from bench.sim.figures import Interval, paired_difference
+from bench.sim.figures import Interval, t_interval
 from bench.stack import NotReadyError, Stack
 from epp.envoy.command import render
 from epp.envoy.options import EnvoyOptions
@@ -293,10 +294,11 @@ def rows_of(samples: Sequence[Sample]) -> list[Row]:
 
 
 def paired_ratio(own: Sequence[Sample], reference: Sequence[Sample], key: str) -> Interval:
-    """Mean over the seeds of own / reference figure."""
-    more = paired_difference(*([getattr(s, key) for s in some] for some in (own, reference)))
-    ends = [None if end is None else 1 + end for end in (more.low, more.high)]
-    return Interval(1 + more.mean, *ends)
+    """Geometric mean over the seeds of own / reference figure."""
+    pairs = zip(own, reference, strict=True)
+    logs = t_interval([math.log(getattr(a, key) / getattr(b, key)) for a, b in pairs])
+    ends = [None if end is None else math.exp(end) for end in (logs.low, logs.high)]
+    return Interval(math.exp(logs.mean), *ends)
 
 
 def warnings_of(samples: Sequence[Sample], cores: int) -> list[str]:
@@ -330,7 +332,7 @@ def report_text(result: Report, arms: Sequence[Arm]) -> str:
     parts = [
         f"TTFT in ms: median (min..max) of {rounds} rounds",
         table(head, [_ttft_text(row) for row in rows]),
-        f"Ratio to the {REFERENCE.name} in the same round: mean (95 %), below 1 is faster",
+        f"Ratio to the {REFERENCE.name} in the same round: mean (95 %); below 1 is faster",
         table(("", *head[4:]), [(row.router, *_ratio_texts(row)) for row in ratios]),
         "Cores in use (median): busiest engine, all engines, ..., this bench, the whole machine",
         table(("", *used), [(r.router, *(f"{r.cores[k].median:.2f}" for k in used)) for r in rows]),

@@ -30,6 +30,7 @@ from epp.core.exchange import Exchange, ExchangeParams
 from epp.core.flow.hold import Hold, HoldParams
 from epp.core.inflight import Inflight
 from epp.core.latency.expected import ExpectedLatency
+from epp.core.latency.forecast import Forecast
 from epp.core.parse import ParseLimits
 from epp.core.pool import Members, Pool, PoolEvent
 from epp.core.prompt import BYTES_PER_TOKEN, PromptLimits
@@ -93,6 +94,7 @@ class App:
             inflight=Inflight(plan.inflight),
             prefix=None if plan.prefix is None else PrefixKeeper(plan.prefix),
             rng=rng,
+            forecast=_forecast_of(plan),
         )
         self._hold = _hold_of(plan, self.decider)
         self._held = asyncio.Event()
@@ -338,6 +340,13 @@ async def _keep_running(job: Callable[[], Coroutine[None, None, None]]) -> None:
         except Exception:
             log.exception("a bug: %s ended, starting it again", job.__qualname__)
         await asyncio.sleep(JOB_RESTART_S)
+
+
+def _forecast_of(plan: Plan) -> Forecast:
+    cost = plan.profiles[0].cost
+    if not isinstance(cost, ExpectedLatency):
+        return Forecast()
+    return Forecast(chunk_tokens=cost.chunk_tokens)
 
 
 def _hold_of(plan: Plan, decider: Decider) -> Hold | None:

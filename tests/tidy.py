@@ -62,7 +62,9 @@ LAYERS: Mapping[str, Layer] = {
     "epp/config/": Layer(("epp.config", "epp.core"), OUTSIDE),
     "epp/edge/": Layer(("epp.edge", "epp.wire", "epp.config", "epp.core")),
     "epp/flags.py": Layer(("epp.config", "epp.core")),
-    "epp/app.py": Layer(("epp.edge", "epp.wire", "epp.config", "epp.core", "epp.flags", "epp.build")),
+    "epp/app.py": Layer(
+        ("epp.edge", "epp.wire", "epp.config", "epp.core", "epp.flags", "epp.build")
+    ),
     "epp/": Layer(("epp",)),
     "bench/": Layer(("bench", "epp")),
 }

@@ -14,7 +14,7 @@ from bench.sim.conditions import PolicyContext, PolicyError
 from bench.sim.model import SimRequest, View
 from epp.config import Plan, load_config, resolve
 from epp.core.decide import Decider, Decision, PrefixKeeper, PrefixParams, PrefixState
-from epp.core.flow.hold import Hold, HoldParams, Outcome
+from epp.core.flow.hold import Hold, HoldParams, Outcome, Ticket
 from epp.core.inflight import Inflight
 from epp.core.latency.expected import ExpectedLatency
 from epp.core.latency.forecast import Forecast
@@ -176,6 +176,7 @@ class Ours:
         self._endpoints: tuple[int, ...] = ()
         self._scraped_s: dict[int, float] = {}
         self._decisions: dict[int, tuple[Decision, float | None]] = {}
+        self._tickets: dict[int, Ticket] = {}
         self._hold: Hold | None = None
         self._let_go: list[tuple[SimRequest, int]] = []
         cost = plan.profiles[0].cost
@@ -211,7 +212,10 @@ class Ours:
             deliver=lambda outcome, _: self._delivered(request, outcome),
             first_byte_seen=seen,
         )
-        return self._decided(request, offered) if isinstance(offered, Decision) else None
+        if isinstance(offered, Decision):
+            return self._decided(request, offered)
+        self._tickets[request.number] = offered
+        return None
 
     def _decided(self, request: SimRequest, decision: Decision) -> int:
         self.decider.learn(decision)
@@ -223,6 +227,7 @@ class Ours:
     def _delivered(self, request: SimRequest, outcome: Outcome) -> None:
         if outcome.decision is None:
             raise PolicyError("a held request was dropped while endpoints are alive")
+        del self._tickets[request.number]
         self._let_go.append((request, self._decided(request, outcome.decision)))
 
     def pass_held(self, view: View, now_s: float) -> list[tuple[SimRequest, int]]:
@@ -273,6 +278,10 @@ class Ours:
 
     def ended(self, request: SimRequest, now_s: float, *, ok: bool) -> None:
         """See `Policy`."""
+        ticket = self._tickets.pop(request.number, None)
+        if ticket is not None and self._hold is not None:  # nobody could take it
+            self._hold.withdraw(ticket)
+            return
         decision, first_s = self._decisions.pop(request.number)
         self._computed(decision, request)
         if ok:

@@ -96,6 +96,10 @@ class PrefixKeeper:
     def match(self, request: Request) -> PrefixMatch:
         """Name the request's blocks (kept in `request.chains`, unless it came with names) and look
         up who holds them."""
+        if request.match.blocks and request.match.block_tokens != self.block_tokens:
+            request.chains = ()  # named before the block size changed: they mean nothing now
+            if not request.prompts:
+                return NO_MATCH
         if request.chains:
             return self._look_up(request.chains)
         if not request.prompts:
@@ -327,7 +331,7 @@ class Decider:
         """
         charge = decision.charge
         endpoint = charge.endpoint
-        self.inflight.release(charge)
+        self.inflight.release(charge, now_s)
         if endpoint is not None and output_tokens is not None:
             self.forecast.ended(
                 charge, endpoint, output_tokens=output_tokens, decode_s=decode_s, now_s=now_s

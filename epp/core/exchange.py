@@ -51,7 +51,7 @@ from epp.core.messages import (
 from epp.core.model import Cause, Request
 from epp.core.params import ExchangeParams, Watcher
 from epp.core.parse import ParseLimits, parse_request
-from epp.core.phases import BUFFERED, DUPLEX, Phase
+from epp.core.phases import BUFFERED, DUPLEX, Phase, cannot_wait
 from epp.core.refusal import refuse
 from epp.core.replying import forwarded, pieces, routed_to, served_by
 from epp.core.usage import UsageReader
@@ -113,8 +113,8 @@ class Exchange:
         self._hold = hold
         self._ticket: Ticket | None = None
         self._trailers = False
-        self.answer_later: Callable[[Sequence[Reply]], None] | None = None
-        """Sends what `receive` did not return; without one, nothing is held."""
+        self.answer_later: Callable[[Callable[[], Sequence[Reply]]], None] | None = None
+        """Makes and sends what `receive` did not return; without one, nothing is held."""
         self._body = Body(params.bodies, params.body_bytes_max)
         self._unlearned: Decision | None = None
         self._reported = False
@@ -213,7 +213,7 @@ class Exchange:
         if event.modes is not None:
             self._request_mode, self._response_mode = event.modes
         mode = self._request_mode
-        if event.end_of_stream or self._cannot_wait(mode, event.headers):
+        if event.end_of_stream or cannot_wait(mode, event.headers):
             mutation = self._decide(parse_request(event.headers, None, limits=self._limits), now_s)
             return (HeadersReply(True, mutation),)
         self.phase = Phase.BODY
@@ -224,14 +224,6 @@ class Exchange:
     @property
     def _limits(self) -> ParseLimits:
         return self._params.parse_limits
-
-    def _cannot_wait(self, mode: BodyMode, headers: Mapping[str, str]) -> bool:
-        if mode in {BodyMode.NONE, BodyMode.STREAMED}:
-            return True
-        # A client that asks to upgrade sends no body before it is answered.
-        return headers.get(":method") == "CONNECT" or (
-            "upgrade" in headers and "upgrade" in headers.get("connection", "upgrade").lower()
-        )
 
     def _on_headerless_request(self, _event: Event, _now_s: float) -> Sequence[Reply]:
         raise RequestDropped(
@@ -283,10 +275,11 @@ class Exchange:
         """The hold is done with this request (`Deliver`)."""
         self._ticket = None
         assert self.answer_later is not None
-        if outcome.decision is not None:
-            self.answer_later(self._forward(self._note(outcome.decision, now_s)))
+        decision = outcome.decision
+        if decision is not None:
+            self.answer_later(lambda: self._forward(self._note(decision, now_s)))
         else:
-            self.answer_later(self._refuse(outcome.dropped, now_s))
+            self.answer_later(lambda: self._refuse(outcome.dropped, now_s))
 
     def _withdraw(self) -> None:
         if self._hold is not None and self._ticket is not None:
@@ -353,7 +346,7 @@ class Exchange:
     def _streams_unread(self) -> bool:
         """The pick was made on the headers of a request whose body is only starting (an
         upgrade)."""
-        return self.body_bytes == 0 and self._cannot_wait(self._request_mode, self._request_headers)
+        return self.body_bytes == 0 and cannot_wait(self._request_mode, self._request_headers)
 
     def _ignore(self, _event: Event, _now_s: float) -> Sequence[Reply]:
         self.ignored_messages += 1

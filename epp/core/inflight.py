@@ -195,11 +195,17 @@ class Inflight:
         charge.endpoint = endpoint
         charge.moved = True
 
-    def release(self, charge: Charge) -> None:
-        """The request is over; a second call changes nothing."""
+    def release(self, charge: Charge, now_s: float | None = None) -> None:
+        """The request is over; a second call changes nothing.
+
+        Args:
+            now_s: when, if that is known: until then the engine served it, if it was the oldest.
+        """
         if charge.endpoint is None:
             return
         endpoint = charge.endpoint
+        if charge.waiting and now_s is not None:
+            endpoint.backlog.given_up(charge, now_s)
         charge.endpoint = None
         self.requests -= 1
         _count(endpoint, charge, -1)
@@ -218,7 +224,7 @@ class Inflight:
         while self._due and self._due[0][0] <= now_s:
             due_s, _, charge, end = heapq.heappop(self._due)
             if end:
-                self.release(charge)
+                self.release(charge, due_s)
             else:
                 self.first_byte(charge, due_s)
 

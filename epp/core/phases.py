@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum, auto
 
 from epp.core.messages import BodyMode
@@ -20,3 +21,13 @@ class Phase(IntEnum):
     DECIDED = auto()
     RESPONSE = auto()
     DONE = auto()
+
+
+def cannot_wait(mode: BodyMode, headers: Mapping[str, str]) -> bool:
+    """Whether a request has to be decided on its headers, though a body may follow."""
+    if mode in {BodyMode.NONE, BodyMode.STREAMED}:
+        return True
+    # A client that asks to upgrade sends no body before it is answered.
+    return headers.get(":method") == "CONNECT" or (
+        "upgrade" in headers and "upgrade" in headers.get("connection", "upgrade").lower()
+    )

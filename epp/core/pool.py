@@ -261,6 +261,7 @@ class Pool:
                 stale_at_s = at_s + self._stale_after_s
                 if stale_at_s <= now_s:
                     endpoint.load = UNKNOWN
+                    endpoint.foreign_requests = endpoint.foreign_waiting = 0
                 else:
                     next_change_s = min(next_change_s, stale_at_s)
             if endpoint.ejected_until_s > now_s:

@@ -67,10 +67,10 @@ class ExtProcStream:
         if isinstance(replies[-1], ImmediateReply):
             self._transport.finish()
 
-    def _answer_later(self, replies: Sequence[Reply]) -> None:
+    def _answer_later(self, make: Callable[[], Sequence[Reply]]) -> None:
         """A held request was let go, while something else was handled."""
         try:
-            self._answer(replies)
+            self._answer(make())
         except Exception as error:  # noqa: BLE001 - whoever let it go must not suffer
             self._on_bug(self._exchange, error)
             self._answer((self._exchange.fail(self._clock()),))

@@ -8,8 +8,7 @@ import grpc
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc import aio
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from epp.edge.grpcio import GrpcioServer
 from epp.edge.health import (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from epp.core.addresses import AddressError, endpoint_spec, keep_subset, parse_address
 from epp.core.model import Endpoint, EndpointSpec

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from epp.config import Plan, effective_yaml, load_config, resolve
 from epp.config.plugins import PARAMETERS

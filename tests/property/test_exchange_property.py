@@ -2,8 +2,7 @@
 
 import itertools
 
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from epp.core.messages import (
     BodyMode,

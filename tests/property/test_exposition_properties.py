@@ -3,8 +3,7 @@
 import math
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from epp.core.model import Load
 from epp.wire.exposition import ENGINES, ExpositionError, detect_engine, parse_metrics

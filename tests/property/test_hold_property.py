@@ -64,8 +64,8 @@ class Holding(RuleBasedStateMachine):
         )  # fmt: skip
         self.hold = self.decider.hold = Hold(
             self.decider,
-            HoldParams(chunk_tokens=CHUNK, seqs_max=SEQS, requests_max=HELD, passed_max=3,
-                       guard_s=10.0),
+            HoldParams(chunk_tokens=CHUNK, seqs_max=SEQS, requests_max=HELD, looked_max=3,
+                       asked_max=2, guard_s=10.0),
         )  # fmt: skip
         self.now_s = 100.0
         self.asked = 0

@@ -12,8 +12,7 @@ import h2.connection
 import h2.events
 import h2.exceptions
 import h2.settings
-from hypothesis import HealthCheck, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from epp.wire.http2.connection import Http2Limits, ServerConnection

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import hpack as reference
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from epp.wire.http2.hpack import Decoder, HpackError, decode_huffman, encode
 

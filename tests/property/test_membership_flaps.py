@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import msgspec
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from epp.core.messages import HeadersReply, ImmediateReply
 from epp.core.model import EndpointSpec, Load

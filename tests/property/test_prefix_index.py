@@ -9,8 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from epp.core import prefix
 from epp.core.prefix import PrefixIndex, name_blocks

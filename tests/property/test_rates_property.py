@@ -2,8 +2,7 @@
 
 import math
 
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from epp.core.latency.rates import RateLearner, Rates
 

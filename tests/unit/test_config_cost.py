@@ -56,6 +56,7 @@ def test_it_is_configured_by_its_type_and_its_parameters_reach_the_profile() -> 
     [
         ("{type: queue-scorer}", "queue-scorer"),
         ("{type: prefix-cache-scorer, name: mine}", "mine"),
+        ("{type: context-length-aware}", "context-length-aware"),
         ("{type: expected-latency, name: another}", "another"),
     ],
 )
@@ -86,7 +87,8 @@ def test_it_chooses_among_what_filters_leave() -> None:
 
 
 def test_a_filter_that_could_score_too_only_filters_beside_it() -> None:
-    plan = plan_of("{type: expected-latency}", "{type: context-length-aware}")
+    filtering = "{type: context-length-aware, parameters: {enableFiltering: true}}"
+    plan = plan_of("{type: expected-latency}", filtering)
     profile = plan.profiles[0]
     assert [f.name for f in profile.filters] == ["context-length-aware"]
     assert (profile.scorers, profile.cost) == ((), ExpectedLatency())

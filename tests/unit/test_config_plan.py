@@ -155,7 +155,8 @@ def test_a_scorer_without_weight_has_weight_one_and_zero_stays_zero() -> None:
             "plugins: [{type: openai-parser}]\n"
             "schedulingProfiles: [{name: a, plugins: [{pluginRef: openai-parser}]}]",
             "$.schedulingProfiles[0].plugins[0].pluginRef",
-            "`openai-parser` is a parser, and a cost policy or filter or picker or scorer is needed here",
+            "`openai-parser` is a parser, and a cost policy or filter or picker or scorer is "
+            "needed here",
         ),
         (
             "plugins: [{type: queue-scorer}]\nschedulingProfiles: "

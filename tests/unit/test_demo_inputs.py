@@ -41,7 +41,8 @@ def decision(held: dict[int, int]) -> Decision:
         terms=(term,),
         profile="default",
     )
-    return Decision(request, pick, Inflight().charge(endpoints[0], tokens=0, cold=False), 0)
+    charge = Inflight().charge(endpoints[0], tokens=0, cold=False, now_s=0.0)
+    return Decision(request, pick, charge, 0)
 
 
 def line(made: Decision, **fields: Any) -> str:

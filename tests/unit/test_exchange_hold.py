@@ -29,7 +29,7 @@ class Held(World):
 
     def holding(self):
         exchange = self.exchange(hold=self.hold)
-        exchange.answer_later = self.sent.append
+        exchange.answer_later = lambda make: self.sent.append(make())
         return exchange
 
 

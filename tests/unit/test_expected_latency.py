@@ -535,21 +535,23 @@ def test_G07_a_popular_prefix_spreads_only_when_its_queue_costs_more_than_its_pr
     assert picks[away + 1] is picks[away], "what is computed there now is a match for the next"
 
 
-@pytest.mark.parametrize("sharing_weight", [0.0, 0.1])
-def test_G07_a_burst_of_a_new_prefix_makes_no_more_copies_than_its_queue_pays_for(
-    sharing_weight: float,
-) -> None:
-    decider = world(16, rates=LINEAR, cost=ExpectedLatency(sharing_weight=sharing_weight))
-    for n in range(8):
+def burst(policy: ExpectedLatency, count: int) -> list[int]:
+    """Requests per endpoint used, of so many at once that share a long, new prefix."""
+    decider = world(16, rates=LINEAR, cost=policy)
+    for n in range(count):
         request = prompt("new", 6400, tail=f"{n:03}", tail_tokens=64)
         decider.learn(decider.decide(request, subset=None, now_s=0.0))
-    counts = [e.inflight_requests for e in decider.pool.endpoints if e.inflight_requests]
-    if sharing_weight:
-        # Who shares a prefix pays for copies of it, so they come early; a copy that is on its way
-        # is a match for those behind it, not a reason for another.
-        assert len(counts) <= 2
-    else:
-        assert counts == [8]
+    return [e.inflight_requests for e in decider.pool.endpoints if e.inflight_requests]
+
+
+def test_G07_a_burst_of_a_new_prefix_makes_one_copy() -> None:
+    assert burst(ExpectedLatency(sharing_weight=0.0), 8) == [8]
+    assert burst(ExpectedLatency(), 4) == [4]
+
+
+def test_G07_copies_come_earlier_the_more_those_who_share_pay_for_them() -> None:
+    used = [len(burst(ExpectedLatency(sharing_weight=w), 8)) for w in (0.0, 0.1, 1.0)]
+    assert used[0] < used[1] < used[2] < 8
 
 
 def test_G07_two_hundred_at_once_use_the_idle_endpoints_too() -> None:

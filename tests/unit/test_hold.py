@@ -24,6 +24,7 @@ class Desk:
 
     def __init__(self, count: int = 1, *, decider: Decider | None = None, **params: Any) -> None:
         self.decider = decider or world(count)
+        params = {"guard_s": 40.0, **params}
         self.hold = Hold(self.decider, HoldParams(chunk_tokens=CHUNK, **params))
         self.let_go: list[tuple[str, float]] = []
         self.decisions: dict[str, Decision] = {}
@@ -236,13 +237,26 @@ def test_of_equals_the_one_that_came_first_goes_first() -> None:
 
 
 def test_only_the_first_few_are_looked_at_for_each_turn() -> None:
-    desk = Desk(passed_max=2)
+    desk = Desk(looked_max=2)
     desk.offer("a", 5000)
     for name, tokens in (("one", 2000), ("two", 2000), ("tiny", 10)):
         desk.offer(name, tokens)
     desk.first_byte("a", 1.0)
     desk.hold.wake(1.0)
     assert desk.names() == ["one"]
+
+
+def test_no_more_than_a_few_are_tried_for_each_endpoint_and_wake() -> None:
+    for asked_max, let_go in ((2, []), (3, ["small"])):
+        desk = Desk(asked_max=asked_max)
+        scrape(desk.decider, desk.endpoints[0], 0.0, kv_blocks=26, kv_block_tokens=100)
+        desk.offer("a", 1500)
+        for name, tokens in (("big", 1500), ("large", 1500), ("small", 200)):
+            desk.offer(name, tokens, now_s=0.25 if name == "small" else 0.0)
+        # The small one came last, and nobody has waited long: its turn is the third.
+        desk.first_byte("a", 0.25)
+        desk.hold.wake(0.25)
+        assert desk.names() == let_go
 
 
 class Counted:
@@ -268,7 +282,7 @@ def test_a_pass_over_many_that_do_not_fit_is_bounded() -> None:
     before = cost.asked
     desk.hold.wake(1.0)
     assert desk.let_go == []
-    assert cost.asked - before <= desk.hold.params.passed_max + 2
+    assert cost.asked - before <= desk.hold.params.asked_max + 2
 
 
 def test_one_that_does_not_fit_does_not_hold_up_one_that_does() -> None:

@@ -157,3 +157,20 @@ def test_an_end_nobody_sees_is_predicted_and_may_still_come_before() -> None:
     inflight.release(charge)
     inflight.advance(11.0)
     assert (counters(e), inflight.requests) == ((0, 0, 0), 0)
+
+
+def test_a_request_given_up_while_in_service_leaves_the_next_all_its_work() -> None:
+    inflight, e = Inflight(), endpoint()
+    first = charge_of(inflight, e, 2.0, now_s=0.0)
+    charge_of(inflight, e, 1.0, now_s=0.0)
+    inflight.release(first, 1.5)
+    assert e.backlog.seconds(1.5) == 1.0
+    assert e.backlog.seconds(2.0) == 0.5
+
+
+def test_a_request_given_up_in_the_queue_changes_nothing_for_the_one_in_service() -> None:
+    inflight, e = Inflight(), endpoint()
+    charge_of(inflight, e, 2.0, now_s=0.0)
+    second = charge_of(inflight, e, 1.0, now_s=0.0)
+    inflight.release(second, 1.5)
+    assert e.backlog.seconds(1.5) == 0.5

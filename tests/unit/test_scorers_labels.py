@@ -9,8 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from epp.core.filters.context_length import ContextLengthAware as ContextLengthFilter
-from epp.core.filters.context_length import ContextRange, context_range
+from epp.core.filters.context_length import (
+    ContextLengthAware as ContextLengthFilter,
+    ContextRange,
+    context_range,
+)
 from epp.core.model import UNKNOWN, Endpoint, EndpointSpec, Load, Plugin, Request
 from epp.core.pickers.max_score import MaxScorePicker
 from epp.core.pool import Snapshot

@@ -8,8 +8,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from bench.engine.cost import CostModel
 from bench.sim.conditions import HoldingPolicy, PolicyContext

@@ -8,8 +8,7 @@ from random import Random
 from statistics import fmean, median
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from bench.sim import lengths
 from bench.sim.ceiling import ceiling, infinite_ratio, pooled_belady_ratio, pooled_lru_ratio

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
 
-from epp.wire.pb import epp_extproc_pb2 as pb
-from epp.wire.pb import epp_health_pb2
+from epp.wire.pb import epp_extproc_pb2 as pb, epp_health_pb2
 
 ROOT = Path(__file__).parents[2]
 

@@ -185,7 +185,7 @@ class Hold:
         for endpoint in list(self._filed):
             if endpoint in self._filed:
                 self._serve(endpoint, now_s)
-        if self.requests and now_s - self._rechecked_s >= self.params.recheck_s:
+        if self.requests and now_s >= self.next_wake_s:
             self._rechecked_s = now_s
             self._offer_unwanted(now_s)
 
@@ -249,6 +249,8 @@ class Hold:
 
     def _ask(self, ticket: Ticket, now_s: float) -> bool:
         """Decide a held request again: it goes (True), or is filed under what it wants now."""
+        if ticket.wants is None:
+            return True  # a delivery before this one withdrew it
         try:
             pick = self._decider.wish(ticket.request, subset=ticket.subset, now_s=now_s)
         except RequestDropped as dropped:

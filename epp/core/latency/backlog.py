@@ -38,7 +38,8 @@ class Backlog:
         self.work_s = 0.0
         """Sum of their work, without any progress; 0 = nothing waits."""
         self.last_first_byte_s = float("-inf")
-        """Monotonic time of the newest first byte, seen or predicted."""
+        """Monotonic time of the newest first byte, seen or predicted, or of the end of a request
+        that was in service without one."""
 
     def __iter__(self) -> Iterator[Work]:
         return iter(self._waiting)
@@ -57,6 +58,12 @@ class Backlog:
         # Starting again from nothing keeps rounding errors from adding up; until then, what a huge
         # request left of a tiny one may be less than nothing.
         self.work_s = max(0.0, self.work_s - work.work_s) if self._waiting else 0.0
+
+    def given_up(self, work: Work, now_s: float) -> None:
+        """`work` will never get its first byte. If it was the oldest, the engine was busy with it
+        until now and starts on the next."""
+        if next(iter(self._waiting), None) is work:
+            self.last_first_byte_s = max(self.last_first_byte_s, now_s)
 
     def in_service_since_s(self, work: Work) -> float:
         """When the engine can have started on `work`, if it serves in order."""

@@ -18,7 +18,7 @@ found by simulation (docs/routing.md) and are flat within 1-2 %.
 An endpoint that holds a popular prefix draws its requests until they cost more there than computing
 the prefix elsewhere. With k requests in flight that share it, a copy pays for all of them, so its
 work counts only as 1 / (1 + sharingWeight*(k - 1)). The copy is then a match for whatever follows
-at once, so a burst makes one copy, not one per endpoint. A new process, or one that comes back,
+at once, so a burst makes few copies, not one per endpoint. A new process, or one that comes back,
 takes requests one after the other until its first answer shows that it works (`slowStartS`).
 
 Cost: about 40 us for 64 endpoints (`make bench-pick`).

@@ -51,8 +51,12 @@ class PrefillTotals(NamedTuple):
 class Forecast:
     """See the module. One per pool."""
 
-    def __init__(self, learner: RateLearner | None = None) -> None:
-        self.learner = learner or RateLearner()
+    def __init__(
+        self, learner: RateLearner | None = None, *, chunk_tokens: int = CHUNK_TOKENS
+    ) -> None:
+        """`chunk_tokens`: prompt tokens an engine computes per step."""
+        self.learner = learner or RateLearner(chunk_tokens=chunk_tokens)
+        self.chunk_tokens = chunk_tokens
         self.work_s_mean = 0.0
         """Mean prefill work of the requests charged, seconds; 0 before the first."""
         self.output_tokens_mean = float(OUTPUT_TOKENS)
@@ -125,7 +129,7 @@ class Forecast:
         backlog_s = self.backlog_s(endpoint, now_s)
         requests = endpoint.inflight_requests + endpoint.foreign_requests
         step_s = step_of(rates, requests, endpoint.context_tokens)
-        steps = ceil((backlog_s / rates.token_s + uncached) / CHUNK_TOKENS)
+        steps = ceil((backlog_s / rates.token_s + uncached) / self.chunk_tokens)
         return Prediction(
             ttft_s=backlog_s + work_s + steps * step_s,
             tpot_s=step_of(rates, requests + 1, endpoint.context_tokens + prompt_tokens),
