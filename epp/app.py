@@ -27,7 +27,7 @@ from epp.core.bodies import Bodies
 from epp.core.decide import Decider, PrefixKeeper
 from epp.core.errors import ConfigError, DropReason, RequestDropped
 from epp.core.exchange import Exchange, ExchangeParams
-from epp.core.flow.hold import Hold, HoldParams
+from epp.core.flow.hold import Hold, params_of
 from epp.core.inflight import Inflight
 from epp.core.latency.expected import ExpectedLatency
 from epp.core.latency.forecast import Forecast
@@ -106,6 +106,7 @@ class App:
             pool_name=POOL_NAME,
             label_values_max=plan.limits.label_values_max,
             bodies=bodies,
+            hold=self._hold,
             streams_open=self._streams_open if options.enable_grpc_stream_metrics else None,
         )
         self.pool.listen(self.telemetry)
@@ -127,7 +128,7 @@ class App:
             host=options.host,
             port=options.metrics_port,
             metrics=self.telemetry.metrics,
-            state=lambda: debug_state(self.decider, time.monotonic),
+            state=lambda: debug_state(self.decider, time.monotonic, self._hold),
         )
 
     # -- building --------------------------------------------------------------------------
@@ -316,11 +317,12 @@ class App:
         hold = self._hold
         assert hold is not None
         while True:
-            await self._held.wait()
-            self._held.clear()
-            while hold.requests:
-                await asyncio.sleep(hold.params.recheck_s)
-                hold.wake(time.monotonic())
+            # Asked first, since this job may have been started again while some are held.
+            if not hold.requests:
+                self._held.clear()
+                await self._held.wait()
+            await asyncio.sleep(hold.params.recheck_s)
+            hold.wake(time.monotonic())
 
     async def _watch_loop_lag(self) -> None:
         """A loop that is late delays every request: sample how late it is."""
@@ -350,11 +352,8 @@ def _forecast_of(plan: Plan) -> Forecast:
 
 
 def _hold_of(plan: Plan, decider: Decider) -> Hold | None:
-    cost = plan.profiles[0].cost
-    if not isinstance(cost, ExpectedLatency) or not cost.hold:
-        return None
-    params = HoldParams(chunk_tokens=cost.chunk_tokens, seqs_max=cost.max_num_seqs)
-    return Hold(decider, params)
+    params = params_of(plan.profiles[0].cost)
+    return None if params is None else Hold(decider, params)
 
 
 def _stale_after_s(options: ServeOptions, plan: Plan) -> float:

@@ -23,7 +23,8 @@ from epp.config import Limits, load_config, resolve
 from epp.core.decide import Decider, Decision
 from epp.core.errors import ConfigError, EppError, RequestDropped
 from epp.core.explain import explain, report, table
-from epp.core.model import Api, Endpoint, Request
+from epp.core.flow.hold import Hold, params_of
+from epp.core.model import Api, Endpoint, Pick, Request
 from epp.core.parse import ParseLimits, parse_request
 from epp.core.prompt import BYTES_PER_TOKEN, PromptLimits
 from epp.core.restore import NOW_S, Setup, restore, setup_of
@@ -44,6 +45,8 @@ class Case(NamedTuple):
     decider: Decider
     decision: Decision
     notices: tuple[str, ...]
+    held: str | None
+    """Why the request would not go at once; `None` = it would."""
 
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
@@ -88,12 +91,14 @@ def run(args: argparse.Namespace) -> int:
             **report(case.decision),
             "not_considered": _not_considered(case),
             "notices": case.notices,
+            "held": case.held,
         }
         sys.stdout.write(msgspec.json.format(msgspec.json.encode(found)).decode() + "\n")
         return 0
     for notice in case.notices:
         sys.stderr.write(f"notice: {notice}\n")
-    sys.stdout.write(f"{explain(case.decision)}\n\n{table(case.decision)}")
+    held = "" if case.held is None else f"{case.held}\n"
+    sys.stdout.write(f"{explain(case.decision)}\n{held}\n{table(case.decision)}")
     for address, why in _not_considered(case).items():
         sys.stdout.write(f"not considered: {address} ({why})\n")
     return 0
@@ -124,8 +129,28 @@ def _decide(
     chosen = list(dict.fromkeys(pick.endpoint.address for pick in picks))
     if len(chosen) > 1:
         notices.append(f"chance decides between {', '.join(chosen)}: nothing speaks for one alone")
+    held = _why_held(state, decider, request, picks[0])
     decision = decider.commit(request, picks[0], now_s=NOW_S)
-    return Case(decider, decision, tuple(notices))
+    return Case(decider, decision, tuple(notices), held)
+
+
+def _why_held(state: State, decider: Decider, request: Request, pick: Pick) -> str | None:
+    """Why the picker would hold the request, which an answer that may wait allows (full duplex)."""
+    params = params_of(decider.profile.cost)
+    if params is None or state.held_requests >= params.requests_max:
+        return None
+    endpoint = pick.endpoint
+    saved = {each.address: each for each in state.endpoints}.get(endpoint.address)
+    longest_s = None if saved is None else saved.longest_held_s
+    guarded = longest_s is not None and longest_s > params.guard_s
+    if Hold(decider, params).admits(endpoint, request, NOW_S) and not guarded:
+        return None
+    return (
+        f"held in full-duplex mode until {endpoint.address} has room: "
+        f"{endpoint.inflight_requests} in flight there, "
+        f"{decider.forecast.backlog_s(endpoint, NOW_S):.2f} s of prefill to do, "
+        f"{0 if saved is None else saved.held_requests} held for it"
+    )
 
 
 def _setup(state: State, config: str | None) -> tuple[Setup, ParseLimits]:

@@ -70,6 +70,37 @@ class InflightLoadProducer(Section, frozen=True):
     """Of no effect: replicas do not exchange state here, nor in the reference as it ships."""
 
 
+class PredictedLatencyProducer(Section, frozen=True):
+    """Predicts the time to the first token and per output token on each endpoint, by rates that are
+    learned from the answers; needs no sidecar. Made with defaults when a plugin reads predictions.
+    """
+
+    slo_buffer_factor: Annotated[float, Meta(gt=0.0, le=1000.0)] = 1.0
+    """Factor of the client's promise per output token before it is compared, above 0. The
+    reference also counts the strictest promise among an endpoint's running requests; here only the
+    request's own counts."""
+    streaming_mode: bool = False
+    """Whether the promised time per output token counts; if not, every endpoint holds it."""
+    predict_in_produce: bool = True
+    """`false`: predict nothing, so that plugins do without."""
+    prefix_match_info_producer_name: str = ""
+    """Producer of the prefix matches; empty = the only one there is."""
+    in_flight_load_producer_name: str = ""
+    """Producer of the requests in flight; empty = the only one there is."""
+    context_ttl: int | str | None = msgspec.field(default=None, name="contextTTL")
+    """Of no effect: what is kept of a request lives as long as its stream."""
+    endpoint_role_label: str = ""
+    """Of no effect: each endpoint's speed is learned by itself, whatever its role."""
+    use_encoder_cache_features: bool = False
+    """Of no effect: work on images is not predicted."""
+    encoder_cache_match_info_producer_name: str = ""
+    """Of no effect, as above."""
+    sampling_mean: float | None = None
+    """Of no effect, nor in the reference."""
+    max_decode_token_samples_for_prediction: int | None = None
+    """Of no effect, nor in the reference."""
+
+
 class TokenProducer(Section, frozen=True):
     """Estimates a prompt's tokens as four bytes each, which is always done. The backends that
     tokenize exactly are not built here yet and are refused."""
@@ -229,6 +260,7 @@ BUILT: Mapping[str, tuple[Kind, type[Section]]] = MappingProxyType(
         "single-profile-handler": (Kind.PROFILE_HANDLER, SingleProfileHandler),
         "approx-prefix-cache-producer": (Kind.PRODUCER, ApproxPrefixCacheProducer),
         "inflight-load-producer": (Kind.PRODUCER, InflightLoadProducer),
+        "predicted-latency-producer": (Kind.PRODUCER, PredictedLatencyProducer),
         "token-producer": (Kind.PRODUCER, TokenProducer),
         "metrics-data-source": (Kind.DATA_SOURCE, MetricsDataSource),
         "core-metrics-extractor": (Kind.EXTRACTOR, CoreMetricsExtractor),

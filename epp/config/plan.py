@@ -17,6 +17,7 @@ from epp.config.parameters import (
     FileDiscovery,
     InflightLoadProducer,
     MetricsDataSource,
+    PredictedLatencyProducer,
 )
 from epp.config.plugins import PARAMETERS, PluginTable, refusal
 from epp.config.profiles import build_profile, complete_profile
@@ -68,6 +69,7 @@ PARSER_APIS = {
 PRODUCERS = {
     "prefixMatchInfoProducerName": "approx-prefix-cache-producer",
     "inFlightLoadProducerName": "inflight-load-producer",
+    "latencyPredictionInfoProducerName": "predicted-latency-producer",
 }
 """Parameters that name a producer, and the one type there is for each."""
 
@@ -113,7 +115,7 @@ def resolve(config: EndpointPickerConfig | None) -> Plan:
     gates = _feature_gates(config.feature_gates)
     table = PluginTable(config.plugins, notices)
     profile = complete_profile(config.scheduling_profiles, table, notices)
-    runnable = build_profile(profile, table, notices)
+    runnable = _predicting(build_profile(profile, table, notices), table)
     scraping = _scraping(config.data_layer, table, notices)
     discovery = _discovery(config.data_layer, table)
     parsers = _parsers(config, table, notices)
@@ -265,12 +267,28 @@ def _parsers(
     return parsers
 
 
+def _predicting(profile: Profile, table: PluginTable) -> Profile:
+    """The profile with what its plugins are told of predictions."""
+    type_ = "predicted-latency-producer"
+    producer = table.use(type_) if profile.needs_predictions else table.declared(type_)
+    if producer is None:
+        return profile
+    parameters = producer.parameters
+    assert isinstance(parameters, PredictedLatencyProducer)
+    # A promise of b times as long is held where it is held by 1/b of the predicted time.
+    tpot_ratio = 1 / parameters.slo_buffer_factor if parameters.streaming_mode else 0.0
+    return msgspec.structs.replace(
+        profile, predicts=parameters.predict_in_produce, tpot_ratio=tpot_ratio
+    )
+
+
 def _producers(profile: Profile, table: PluginTable) -> tuple[PrefixParams | None, InflightParams]:
     _check_producer_names(table)
     scheduling: list[object] = [f.filter for f in profile.filters]
     scheduling += [s.scorer for s in profile.scorers]
     scheduling.append(profile.cost)
-    if any(hasattr(plugin, "prefix_match_info_producer_name") for plugin in scheduling):
+    reads_matches = any(hasattr(p, "prefix_match_info_producer_name") for p in scheduling)
+    if reads_matches or profile.needs_predictions:
         table.use("approx-prefix-cache-producer")
     table.declared("token-producer")
     prefix = table.declared("approx-prefix-cache-producer")

@@ -17,6 +17,7 @@ from epp.config.parameters import (
     SCRAPE_INTERVAL_S_MIN,
     ApproxPrefixCacheProducer,
     MetricsDataSource,
+    PredictedLatencyProducer,
     TokenProducer,
 )
 from epp.config.schema import PluginSpec
@@ -222,6 +223,8 @@ def _settled(parameters: Any, path: str, notices: list[str]) -> msgspec.Struct:
             return msgspec.structs.replace(parameters, block_size=None, block_size_tokens=tokens)
         case MetricsDataSource():
             return _settled_source(parameters, path, notices)
+        case PredictedLatencyProducer():
+            _notice_unused(parameters, path, notices)
         case TokenProducer():
             _refuse_backends(parameters, path)
     return parameters  # type: ignore[no-any-return]
@@ -247,6 +250,25 @@ def _settled_source(source: MetricsDataSource, path: str, notices: list[str]) ->
         )
         interval_s = floor_s
     return msgspec.structs.replace(source, path=source.path.strip(), interval_s=interval_s)
+
+
+def _notice_unused(producer: PredictedLatencyProducer, path: str, notices: list[str]) -> None:
+    for key, value in (
+        ("contextTTL", producer.context_ttl),
+        ("endpointRoleLabel", producer.endpoint_role_label),
+        ("useEncoderCacheFeatures", producer.use_encoder_cache_features),
+        ("encoderCacheMatchInfoProducerName", producer.encoder_cache_match_info_producer_name),
+        ("samplingMean", producer.sampling_mean),
+        (
+            "maxDecodeTokenSamplesForPrediction",
+            producer.max_decode_token_samples_for_prediction,
+        ),
+    ):
+        if value:
+            notices.append(
+                f"`{key}` has no effect here: latency is predicted without a sidecar - at "
+                f"`{path}.{key}`"
+            )
 
 
 def _refuse_backends(producer: TokenProducer, path: str) -> None:

@@ -37,8 +37,15 @@ def complete_profile(
     path = "$.schedulingProfiles[0]" if profiles else "$.plugins"
     entries: dict[str, ProfilePlugin] = {}
     pickers: list[str] = []
+    producers = {plugin.name for plugin in table.of_kind(Kind.PRODUCER)}
     for index, entry in enumerate(profile.plugins):
         where = f"$.schedulingProfiles[0].plugins[{index}]" if profiles else "$.plugins"
+        if entry.plugin_ref in producers:
+            notices.append(
+                f"`{entry.plugin_ref}` has no effect in a profile: a {Kind.PRODUCER} works for all "
+                f"- at `{where}.pluginRef`"
+            )
+            continue
         plugin = table.find(entry.plugin_ref, *_SCHEDULING, path=f"{where}.pluginRef")
         if plugin.name in entries:
             raise ConfigError(

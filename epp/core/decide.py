@@ -223,6 +223,7 @@ class Decider:
         self._rng = rng
         self._scheduler = Scheduler(profile, rng)
         self._predicts = profile.needs_predictions
+        self._tpot_ratio = profile.tpot_ratio
         pool.listen(self.forecast)
         if prefix is not None:
             pool.listen(prefix)
@@ -271,7 +272,9 @@ class Decider:
         request.rng = self._rng
         forecast = self.forecast
         if self._predicts:
-            request.predictions = forecast.predict(request, snapshot.endpoints, now_s)
+            request.predictions = forecast.predict(
+                request, snapshot.endpoints, now_s, tpot_ratio=self._tpot_ratio
+            )
         return self._scheduler.pick(request, snapshot, eligible, forecast=forecast, now_s=now_s)
 
     def commit(

@@ -88,6 +88,8 @@ def _profile_of(state: State) -> Profile:
         ),
         picker=cast("Picker", _plugin(saved.picker, PICKERS)),
         cost=None if saved.cost is None else cast("Cost", _plugin(saved.cost, COSTS)),
+        predicts=saved.predicts,
+        tpot_ratio=saved.tpot_ratio,
     )
 
 

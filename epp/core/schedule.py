@@ -64,10 +64,16 @@ class Profile(Frozen, frozen=True):
     picker: Picker
     """With a cost, only its number of endpoints counts."""
     cost: Cost | None = None
+    predicts: bool = True
+    """Whether plugins that read `Request.predictions` get any."""
+    tpot_ratio: float = 1.0
+    """What of a predicted time per output token they are told; 0 = no promise about it breaks."""
 
     @property
     def needs_predictions(self) -> bool:
-        """Whether a plugin reads `Request.predictions`."""
+        """Whether `Request.predictions` are made: a plugin reads them."""
+        if not self.predicts:
+            return False
         plugins = (*(f.filter for f in self.filters), *(s.scorer for s in self.scorers))
         return any(getattr(plugin, "needs_predictions", False) for plugin in plugins)
 

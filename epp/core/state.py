@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from epp.core.decide import Decider, PrefixKeeper
+from epp.core.flow.hold import Hold
 from epp.core.latency.rates import RateState
 from epp.core.model import Endpoint, Load, Plugin
 from epp.core.registry import COSTS, FILTERS, PICKERS, SCORERS
@@ -51,6 +52,10 @@ class ProfileState(msgspec.Struct, frozen=True):
     cost: PluginState | None
     """In place of scorers: the policy that weighs everything itself, in seconds."""
     picker: PluginState
+    predicts: bool
+    """Whether plugins are told predicted latency: `predicted-latency-producer`."""
+    tpot_ratio: Annotated[float, Meta(ge=0.0)]
+    """Factor of the predicted time per output token that they are told."""
 
 
 class InflightState(msgspec.Struct, frozen=True):
@@ -150,6 +155,10 @@ class EndpointState(msgspec.Struct, frozen=True):
     """In the engine and not ours, by its last scrapes."""
     foreign_waiting: Count
     """Of these, the ones without a first token."""
+    held_requests: Requests
+    """Kept in the picker until it has room for them."""
+    longest_held_s: Seconds | None
+    """How long the oldest of these has waited; `null` = there is none."""
     proven: bool
     """It has answered since it started; until then it is started slowly."""
     last_pick_number: Count
@@ -182,6 +191,8 @@ class State(msgspec.Struct, frozen=True):
     synced: bool
     """Discovery has told which endpoints there are."""
     inflight_requests: Count
+    held_requests: Count
+    """Kept until the endpoint they want has room: `hold` of `expected-latency`."""
     stale_after_s: Annotated[float, Meta(gt=0.0)]
     profile: ProfileState
     inflight: InflightState
@@ -194,11 +205,12 @@ class State(msgspec.Struct, frozen=True):
     """By address; absent unless asked for."""
 
 
-def capture(decider: Decider, now_s: float, version: str) -> State:
+def capture(decider: Decider, now_s: float, version: str, hold: Hold | None = None) -> State:
     """What the decider knows at `now_s`.
 
     Args:
         version: of this program.
+        hold: where requests are held; `None` = none are.
     """
     pool, forecast, params = decider.pool, decider.forecast, decider.inflight.params
     eligible = set(pool.snapshot(now_s).endpoints)
@@ -207,6 +219,7 @@ def capture(decider: Decider, now_s: float, version: str) -> State:
         version=version,
         synced=pool.synced,
         inflight_requests=decider.inflight.requests,
+        held_requests=0 if hold is None else hold.requests,
         stale_after_s=pool.stale_after_s,
         profile=_profile(decider.profile),
         inflight=InflightState(
@@ -217,7 +230,7 @@ def capture(decider: Decider, now_s: float, version: str) -> State:
         forecast=ForecastState(forecast.work_s_mean, forecast.output_tokens_mean),
         prefix_index=_prefix_index(decider),
         endpoints_not_listed=len(pool.endpoints) - len(listed),
-        endpoints=tuple([_endpoint(e, decider, e in eligible, now_s) for e in listed]),
+        endpoints=tuple([_endpoint(e, decider, hold, e in eligible, now_s) for e in listed]),
     )
 
 
@@ -228,6 +241,8 @@ def _profile(profile: Profile) -> ProfileState:
         scorers=tuple(_plugin(s.scorer, s.name, SCORERS, s.weight) for s in profile.scorers),
         cost=None if profile.cost is None else _plugin(profile.cost, "", COSTS),
         picker=_plugin(profile.picker, "", PICKERS),
+        predicts=profile.predicts,
+        tpot_ratio=profile.tpot_ratio,
     )
 
 
@@ -255,7 +270,9 @@ def _prefix_index(decider: Decider) -> PrefixIndexState | None:
     )
 
 
-def _endpoint(endpoint: Endpoint, decider: Decider, eligible: bool, now_s: float) -> EndpointState:
+def _endpoint(
+    endpoint: Endpoint, decider: Decider, hold: Hold | None, eligible: bool, now_s: float
+) -> EndpointState:
     prefix, forecast = decider.prefix, decider.forecast
     return EndpointState(
         address=endpoint.address,
@@ -276,6 +293,8 @@ def _endpoint(endpoint: Endpoint, decider: Decider, eligible: bool, now_s: float
         own_backlog_s=endpoint.backlog.seconds(now_s),
         foreign_requests=endpoint.foreign_requests,
         foreign_waiting=endpoint.foreign_waiting,
+        held_requests=0 if hold is None else hold.held_for(endpoint),
+        longest_held_s=None if hold is None else hold.longest_s(endpoint, now_s),
         proven=endpoint.proven,
         last_pick_number=endpoint.last_pick_number,
         cold_pick_number=endpoint.cold_pick_number,

@@ -25,6 +25,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from epp.core.decide import Decider, PrefixKeeper
 from epp.core.errors import EppError
+from epp.core.flow.hold import Hold
 from epp.core.model import Clock, Endpoint
 from epp.core.prefix import hex_names, names_in
 from epp.core.state import ENDPOINTS_MAX, State, capture
@@ -151,9 +152,10 @@ class AdminServer:
         return web.Response(text=INDEX.format(version=version(PACKAGE)))
 
 
-def debug_state(decider: Decider, clock: Clock) -> StatePage:
+def debug_state(decider: Decider, clock: Clock, hold: Hold | None = None) -> StatePage:
     """What the picker knows now."""
-    return StatePage(capture(decider, clock(), version(PACKAGE)), block_pieces(decider))
+    state = capture(decider, clock(), version(PACKAGE), hold)
+    return StatePage(state, block_pieces(decider))
 
 
 def block_pieces(decider: Decider, blocks_max: int = BLOCKS_MAX) -> Iterator[bytes]:

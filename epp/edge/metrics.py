@@ -31,6 +31,7 @@ TPOT_SECONDS = (
     *(0.125, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1, 2),
 )
 STREAM_SECONDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 120, 300, 600)
+HOLD_SECONDS = (0.001, 0.005, 0.01, 0.025, *SECONDS[2:25])
 # 32778 is the reference's own bound; dashboards compare by it.
 TOKENS = (
     *(1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32778),
@@ -306,6 +307,17 @@ DEFINITIONS: Mapping[str, Definition] = {
         _gauge(f"{OUR_PREFIX}prefix_held_blocks", "Prefix blocks held, over all endpoints."),
         _gauge(
             f"{OUR_PREFIX}prefix_held_blocks_max", "Bound of epp_prefix_held_blocks (a config key)."
+        ),
+        _gauge(
+            f"{OUR_PREFIX}held_requests",
+            "Requests kept until the endpoint they want has room (`hold` of expected-latency).",
+        ),
+        _histogram(
+            f"{OUR_PREFIX}hold_duration_seconds",
+            "How long a held request was kept, until it was dispatched (sent to an endpoint), "
+            "withdrawn (its client left) or refused.",
+            HOLD_SECONDS,
+            "outcome",
         ),
         _gauge(f"{OUR_PREFIX}held_body_bytes", "Unfinished request bodies in memory."),
         _gauge(f"{OUR_PREFIX}held_body_bytes_max", "Bound of epp_held_body_bytes (a config key)."),

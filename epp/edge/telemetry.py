@@ -21,7 +21,9 @@ from epp.core.decide import Decider
 from epp.core.errors import DropReason
 from epp.core.exchange import Exchange
 from epp.core.explain import explain, reason_of, terms_of
+from epp.core.flow.hold import Hold
 from epp.core.model import Cause, Clock, Endpoint, Usage
+from epp.edge.holding import HoldMetrics, held_s
 from epp.edge.latency import LatencyMetrics
 from epp.edge.logs import VERBOSE
 from epp.edge.metrics import OUR_PREFIX, PREFIX, Counter, Histogram, Metrics, Reading
@@ -90,6 +92,7 @@ class Telemetry:
         pool_name: label `name` of the pool's gauges.
         label_values_max: distinct values per client-chosen label, and label combinations.
         bodies: the account of unfinished request bodies.
+        hold: where requests are held; `None` = none are.
         streams_open: how many streams are open; `None` = do not export `extproc_streams_*`.
     """
 
@@ -101,6 +104,7 @@ class Telemetry:
         pool_name: str,
         label_values_max: int,
         bodies: Bodies | None = None,
+        hold: Hold | None = None,
         streams_open: Callable[[], int] | None = None,
     ) -> None:
         self._decider = decider
@@ -139,6 +143,7 @@ class Telemetry:
         self._hit_ratio = metrics.histogram(f"{PREFIX}prefix_indexer_hit_ratio").series(*INDEXER)
         self._hit_bytes = metrics.histogram(f"{PREFIX}prefix_indexer_hit_bytes").series(*INDEXER)
         self._latency = LatencyMetrics(decider, metrics)
+        self._holding = HoldMetrics(hold, metrics)
         self._poll_errors = metrics.counter(f"{PREFIX}datalayer_poll_errors_total")
         self._picks = metrics.counter(f"{OUR_PREFIX}picks_total")
         self._drops = metrics.counter(f"{OUR_PREFIX}drops_total")
@@ -175,6 +180,7 @@ class Telemetry:
         self._attempts_at(pick.endpoint, series.labels[1]).counter.inc()
         self._picks.series(reason_of(decision).value).inc()
         self._latency.decided(decision, series.labels[0])
+        self._holding.decided(exchange)
         if request.match.blocks and request.prompt_tokens:
             self._hit_ratio.observe(decision.matched_tokens / request.prompt_tokens)
             self._hit_bytes.observe(decision.matched_tokens * 4)
@@ -206,6 +212,7 @@ class Telemetry:
             series.running -= 1
             self._forget_id(exchange)
             self._count_response(exchange, series)
+        self._holding.finished(exchange)
         if exchange.drop is not None:
             self._count_drop(exchange, exchange.drop.reason)
         if exchange.ignored_messages:
@@ -357,6 +364,7 @@ class Telemetry:
             gauges[f"{PREFIX}extproc_streams_inflight"] = [((), self._streams_open())]
         gauges |= self._pool_gauges() | self._prefix_gauges()
         gauges |= self._latency.gauges(self._clock())
+        gauges |= self._holding.gauges()
         return gauges
 
     def _running_readings(self) -> list[Reading]:
@@ -444,6 +452,8 @@ def _summary(exchange: Exchange) -> dict[str, object]:
     if exchange.drop is not None:
         fields["drop_reason"] = exchange.drop.reason.value
         fields["status"] = exchange.drop.http_status
+    if (seconds := held_s(exchange)) is not None:
+        fields["held_s"] = round(seconds, 6)
     if exchange.first_byte_s is not None:
         fields["ttft_s"] = round(exchange.first_byte_s - exchange.started_s, 6)
     if exchange.finished_s is not None:

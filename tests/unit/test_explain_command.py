@@ -203,3 +203,40 @@ def test_a_state_survives_its_own_reader() -> None:
     data = state_of(decider_of(COST))
     state = msgspec.json.decode(data, type=State)
     assert msgspec.json.decode(msgspec.json.encode(state), type=State) == state
+
+
+HOLDING = """\
+apiVersion: llm-d.ai/v1alpha1
+kind: EndpointPickerConfig
+plugins: [{type: expected-latency, parameters: {hold: true, maxNumSeqs: 1}}]
+"""
+
+
+def test_a_request_that_would_be_held_is_told_so(files, capsys) -> None:
+    (files / "hold.yaml").write_text(HOLDING)
+    (files / "room.yaml").write_text(HOLDING.replace("maxNumSeqs: 1", "maxNumSeqs: 64"))
+    assert run("--state", "state.json", "--config", "hold.yaml", "body.json") == 0
+    explained, held, blank, *_ = capsys.readouterr().out.splitlines()
+    picked = explained.split(": ")[0]
+    assert blank == ""
+    assert held.startswith(f"held in full-duplex mode until {picked} has room: 1 in flight there, ")
+    assert held.endswith(", 0 held for it")
+    assert run("--state", "state.json", "--config", "room.yaml", "body.json") == 0
+    assert "held in" not in capsys.readouterr().out
+    for name, says in (("hold", True), ("room", False)):
+        assert run("--state", "state.json", "--config", f"{name}.yaml", "--json", "body.json") == 0
+        assert (json.loads(capsys.readouterr().out)["held"] is not None) is says
+
+
+def test_an_endpoint_closed_by_one_that_waited_too_long_holds_whoever_comes(files, capsys) -> None:
+    (files / "hold.yaml").write_text(HOLDING.replace("maxNumSeqs: 1", "maxNumSeqs: 64"))
+    state = json.loads((files / "state.json").read_text())
+    for endpoint in state["endpoints"]:
+        endpoint |= {"held_requests": 3, "longest_held_s": 36.0}
+    (files / "state.json").write_text(json.dumps(state))
+    assert run("--state", "state.json", "--config", "hold.yaml", "body.json") == 0
+    assert ", 3 held for it" in capsys.readouterr().out
+    state["held_requests"] = 10_000
+    (files / "state.json").write_text(json.dumps(state))
+    assert run("--state", "state.json", "--config", "hold.yaml", "body.json") == 0
+    assert "held for it" not in capsys.readouterr().out, "a full queue lets go at once"

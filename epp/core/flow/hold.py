@@ -34,6 +34,7 @@ import msgspec
 from epp.core.decide import Decider, Decision
 from epp.core.errors import DropReason, RequestDropped
 from epp.core.kvuse import units_of
+from epp.core.latency.expected import ExpectedLatency
 from epp.core.latency.forecast import CHUNK_TOKENS
 from epp.core.model import Endpoint, Pick, Request
 
@@ -58,6 +59,13 @@ class HoldParams(msgspec.Struct, frozen=True, kw_only=True):
     """Of these, the ones tried per endpoint and `wake`."""
     recheck_s: float = 0.02
     """Backlogs age, so room comes without an event; this often it is looked for."""
+
+
+def params_of(cost: object) -> HoldParams | None:
+    """How the cost policy of a profile wants requests held; `None` = not at all."""
+    if not isinstance(cost, ExpectedLatency) or not cost.hold:
+        return None
+    return HoldParams(chunk_tokens=cost.chunk_tokens, seqs_max=cost.max_num_seqs)
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -126,6 +134,16 @@ class Hold:
         self.on_first: Callable[[], None] = _nothing
         """Called when the first request begins to be held: `wake` is needed from now on."""
 
+    def held_for(self, endpoint: Endpoint) -> int:
+        """Requests held that want this endpoint."""
+        return len(self._filed.get(endpoint, ()))
+
+    def longest_s(self, endpoint: Endpoint, now_s: float) -> float | None:
+        """How long the oldest of them has waited; `None` = there is none."""
+        for oldest in self._filed.get(endpoint, ()):
+            return now_s - oldest.held_since_s
+        return None
+
     # -- in and out ------------------------------------------------------------------------
 
     def offer(
@@ -147,7 +165,7 @@ class Hold:
         pick = self._decider.wish(request, subset=subset, now_s=now_s)
         endpoint = pick.endpoint
         full = self.requests >= self.params.requests_max
-        if full or (self._admits(endpoint, request, now_s) and not self._guarded(endpoint, now_s)):
+        if full or (self.admits(endpoint, request, now_s) and not self._guarded(endpoint, now_s)):
             return self._decider.commit(request, pick, now_s=now_s, first_byte_seen=first_byte_seen)
         ticket = Ticket(
             request, subset=subset, first_byte_seen=first_byte_seen, deliver=deliver, now_s=now_s
@@ -259,7 +277,7 @@ class Hold:
             return True
         guarded = self._guarded(pick.endpoint, now_s)
         closed = guarded is not None and guarded is not ticket
-        if closed or not self._admits(pick.endpoint, ticket.request, now_s):
+        if closed or not self.admits(pick.endpoint, ticket.request, now_s):
             self._unfile(ticket)
             self._file(ticket, pick)
             return False
@@ -315,7 +333,8 @@ class Hold:
         step_s = self.params.chunk_tokens * forecast.token_s(endpoint)
         return forecast.backlog_s(endpoint, now_s) <= step_s
 
-    def _admits(self, endpoint: Endpoint, request: Request, now_s: float) -> bool:
+    def admits(self, endpoint: Endpoint, request: Request, now_s: float) -> bool:
+        """Whether there is room for this request there."""
         return self._has_room(endpoint, now_s) and self._fits(endpoint, request)
 
     def _fits(self, endpoint: Endpoint, request: Request) -> bool:

@@ -109,18 +109,32 @@ class Forecast:
         return own_s + max(0.0, foreign_s - max(0.0, now_s - at_s))
 
     def predict(
-        self, request: Request, endpoints: Iterable[Endpoint], now_s: float
+        self,
+        request: Request,
+        endpoints: Iterable[Endpoint],
+        now_s: float,
+        *,
+        tpot_ratio: float = 1.0,
     ) -> dict[int, Prediction]:
-        """What the request can expect, by slot."""
+        """What the request can expect, by slot.
+
+        Args:
+            tpot_ratio: factor of each time per output token.
+        """
         constants = self.constants()
         return {
-            e.slot: self._predict(request, e, constants[e.slot], now_s)
+            e.slot: self._predict(request, e, constants[e.slot], now_s, tpot_ratio)
             for e in endpoints
             if e.slot in constants
         }
 
     def _predict(
-        self, request: Request, endpoint: Endpoint, rates: Constants, now_s: float
+        self,
+        request: Request,
+        endpoint: Endpoint,
+        rates: Constants,
+        now_s: float,
+        tpot_ratio: float = 1.0,
     ) -> Prediction:
         prompt_tokens = max(1, request.prompt_tokens)
         matched = matched_tokens(request, endpoint, prompt_tokens)
@@ -132,7 +146,8 @@ class Forecast:
         steps = ceil((backlog_s / rates.token_s + uncached) / self.chunk_tokens)
         return Prediction(
             ttft_s=backlog_s + work_s + steps * step_s,
-            tpot_s=step_of(rates, requests + 1, endpoint.context_tokens + prompt_tokens),
+            tpot_s=tpot_ratio
+            * step_of(rates, requests + 1, endpoint.context_tokens + prompt_tokens),
         )
 
     def prefill(

@@ -28,6 +28,8 @@ from __future__ import annotations
 
 import math
 
+from mypy_extensions import mypyc_attr
+
 from epp.core.latency.fit import PoolFit, predict_s
 from epp.core.latency.observe import FirstBytes, Group, Histograms, PrefillTime
 from epp.core.structs import Frozen
@@ -121,6 +123,7 @@ class _Slot:
         self.learned_s: float | None = None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)  # a simulation knows its engines' rates
 class RateLearner:
     """See the module. Endpoints are known by slot; every slot may be used without `joined`."""
 
