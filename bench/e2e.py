@@ -4,8 +4,9 @@
 engines answer over HTTP at their pace, `epp serve` decides, Envoy forwards, a client reads streams.
 
 - round robin: Envoy's own, the same bootstrap without the ext_proc filter (see `bench.demo.arms`)
-- reference: this EPP with the weighted scorers the reference's chart installs
-- expected latency: this EPP without a configuration file
+- reference: this EPP with the weighted scorers the reference's chart installs, and the reference's
+  own period of scrapes, 50 ms: its scorers live on fresh ones
+- expected latency: this EPP without a configuration file, which scrapes once a second
 
 A round is one seed's workload once under each of them, one after the other, in another order each
 round; every run starts new processes, so all caches are empty and nothing has been learned. The
@@ -77,7 +78,7 @@ class Router(msgspec.Struct, frozen=True):
 
 
 WEIGHTED = Path(__file__).parents[1] / "deploy" / "config" / "weighted.yaml"
-REFERENCE = Router("reference", (f"--config-file={WEIGHTED}",))
+REFERENCE = Router("reference", (f"--config-file={WEIGHTED}", "--refresh-metrics-interval=50ms"))
 ROUTERS = (
     Router("round robin", bootstrap=without_ext_proc),
     REFERENCE,

@@ -51,9 +51,14 @@ from epp.wire.stream import ExtProcStream
 
 DRAIN_NOTICE_S = 2.0
 """After SIGTERM new streams are served for this long, since gateways need to notice first."""
-LOOP_LAG_PERIOD_S = 0.5
+LAST_WORDS_S = 0.5
+"""Before the end of a drain, who is held still is refused: a stream that is cut says nothing."""
+TICK_S = 0.5
 TOO_MANY_STREAMS = RequestDropped(
     DropReason.SATURATED, "too many requests at once for this endpoint picker (limits.streamsMax)"
+)
+SHUTTING_DOWN = RequestDropped(
+    DropReason.SHUTTING_DOWN, "no endpoint had room for this request in time"
 )
 JOB_RESTART_S = 1.0
 TLS_VERSIONS = {
@@ -157,7 +162,10 @@ class App:
 
     def apply(self, event: PoolEvent) -> None:
         """Fold what discovery or a scrape said into the pool, and tell who follows membership."""
-        self.pool.apply(event, time.monotonic())
+        now_s = time.monotonic()
+        # What was predicted to end by now is not in flight, whether or not another request came.
+        self.decider.inflight.advance(now_s)
+        self.pool.apply(event, now_s)
         if isinstance(event, Members):
             if self._scraper is not None:
                 self._scraper.members_changed()
@@ -278,7 +286,7 @@ class App:
         return 0
 
     def _jobs(self) -> list[Callable[[], Coroutine[None, None, None]]]:
-        jobs = [self._discovery.run, self._watch_loop_lag]
+        jobs = [self._discovery.run, self._tick]
         if self._hold is not None:
             jobs.append(self._wake_held)
         if self._scraper is not None:
@@ -293,14 +301,26 @@ class App:
             "draining",
             extra={"fields": {"streams": self._server.streams_inflight, "grace_s": grace_s}},
         )
+        patient_s = grace_s - LAST_WORDS_S
+        if patient_s <= 0:
+            self._refuse_held()
         draining = asyncio.create_task(self._server.drain(grace_s, notice_s=DRAIN_NOTICE_S))
         hurry = asyncio.create_task(self._hurry.wait())
+        if patient_s > 0:
+            await asyncio.wait(
+                {draining, hurry}, timeout=patient_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            self._refuse_held()
         await asyncio.wait({draining, hurry}, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         if not draining.done():
             draining.cancel()
             await asyncio.wait({draining})
             await self._server.drain(0.0)
+
+    def _refuse_held(self) -> None:
+        if self._hold is not None:
+            self._hold.close(SHUTTING_DOWN, time.monotonic())
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -324,13 +344,15 @@ class App:
             await asyncio.sleep(hold.params.recheck_s)
             hold.wake(time.monotonic())
 
-    async def _watch_loop_lag(self) -> None:
-        """A loop that is late delays every request: sample how late it is."""
+    async def _tick(self) -> None:
+        """Carry out predicted releases when no request does, and sample how late the loop is: a
+        late one delays every request."""
         loop = asyncio.get_running_loop()
         while True:
-            due_s = loop.time() + LOOP_LAG_PERIOD_S
-            await asyncio.sleep(LOOP_LAG_PERIOD_S)
+            due_s = loop.time() + TICK_S
+            await asyncio.sleep(TICK_S)
             self.telemetry.loop_lag_s.observe(max(0.0, loop.time() - due_s))
+            self.decider.inflight.advance(time.monotonic())
 
 
 async def _keep_running(job: Callable[[], Coroutine[None, None, None]]) -> None:

@@ -273,7 +273,7 @@ def _fetch(url: str) -> bytes:
 def _decode(source: str, data: bytes) -> State:
     try:
         return msgspec.json.decode(data, type=State)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise EppError(
             f"{source} is not a state of this version of the picker: {error}; save one with: {SAVE}"
         ) from None

@@ -307,15 +307,27 @@ class Decider:
     def learn(self, decision: Decision) -> None:
         """Remember what the picked endpoint will hold once it has served the request."""
         endpoint = decision.pick.endpoint
-        if self.prefix is not None and self.pool.by_address.get(endpoint.address) is endpoint:
+        if self.prefix is not None and self._lives(endpoint):
             self.prefix.learn(endpoint, decision.request)
 
-    def first_byte(self, decision: Decision, now_s: float) -> None:
-        """The first byte of the response body came by."""
+    def _lives(self, endpoint: Endpoint) -> bool:
+        """It has not left the pool. Of one that has, nothing may be learned any more: its slot is
+        another's by now."""
+        return self.pool.by_address.get(endpoint.address) is endpoint
+
+    def first_byte(self, decision: Decision, now_s: float, *, ok: bool = True) -> None:
+        """The first byte of the response body came by.
+
+        Args:
+            ok: of an answer. An error says nothing of how long a prefill takes: who refuses at once
+                must not seem to be fast.
+        """
         charge = decision.charge
         endpoint = charge.endpoint
         service_s = self.inflight.first_byte(charge, now_s)
-        if endpoint is not None and service_s is not None and not (charge.blind or charge.moved):
+        if not ok or endpoint is None or service_s is None or charge.blind or charge.moved:
+            return
+        if self._lives(endpoint):
             self.forecast.first_byte(charge, endpoint, service_s, now_s)
 
     def ended(
@@ -335,7 +347,7 @@ class Decider:
         charge = decision.charge
         endpoint = charge.endpoint
         self.inflight.release(charge, now_s)
-        if endpoint is not None and output_tokens is not None:
+        if endpoint is not None and output_tokens is not None and self._lives(endpoint):
             self.forecast.ended(
                 charge, endpoint, output_tokens=output_tokens, decode_s=decode_s, now_s=now_s
             )

@@ -275,11 +275,14 @@ class Exchange:
         """The hold is done with this request (`Deliver`)."""
         self._ticket = None
         assert self.answer_later is not None
-        decision = outcome.decision
-        if decision is not None:
-            self.answer_later(lambda: self._forward(self._note(decision, now_s)))
-        else:
-            self.answer_later(lambda: self._refuse(outcome.dropped, now_s))
+        self.answer_later(lambda: self._tell(outcome, now_s))
+
+    def _tell(self, outcome: Outcome, now_s: float) -> Sequence[Reply]:
+        if outcome.decision is not None:
+            return self._forward(self._note(outcome.decision, now_s))
+        if isinstance(outcome.dropped, RequestDropped):
+            return self._refuse(outcome.dropped, now_s)
+        raise outcome.dropped
 
     def _withdraw(self) -> None:
         if self._hold is not None and self._ticket is not None:
@@ -409,7 +412,8 @@ class Exchange:
         if self.first_byte_s is None:
             self.first_byte_s = now_s
             if self.decision is not None:
-                self._decider.first_byte(self.decision, now_s)
+                ok = self.status is None or self.status < 400
+                self._decider.first_byte(self.decision, now_s, ok=ok)
                 if self._hold is not None:
                     self._hold.wake(now_s)
 

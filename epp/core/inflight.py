@@ -17,6 +17,10 @@ from epp.core.model import Endpoint
 from epp.core.structs import Frozen
 
 NEVER_S = float("inf")
+DUE_MIN = 64
+DUE_PER_REQUEST = 4
+"""A request has two predicted releases at most. Where there are more of them than this many for
+each, most belong to requests that ended before."""
 
 
 class InflightParams(Frozen, frozen=True):
@@ -236,6 +240,12 @@ class Inflight:
     def _at(self, due_s: float, charge: Charge, *, end: bool) -> None:
         self._dues += 1
         heapq.heappush(self._due, (due_s, self._dues, charge, end))
+        if len(self._due) > DUE_MIN + DUE_PER_REQUEST * self.requests:
+            # Predictions may be hours ahead: what came to pass before is not kept until then.
+            self._due = [
+                d for d in self._due if d[2].endpoint is not None and (d[3] or d[2].waiting)
+            ]
+            heapq.heapify(self._due)
 
 
 def _count(endpoint: Endpoint, charge: Charge, sign: int) -> None:

@@ -182,6 +182,8 @@ class Costs(msgspec.Struct, frozen=True):
     """The least wins."""
     terms: tuple[ScoreTerm, ...] = ()
     """What the seconds are made of; they add up where all weights are 1."""
+    tie_s: float = 0.0
+    """Costs so near to the least count as equal to it."""
 
 
 class Pick(msgspec.Struct, frozen=True):

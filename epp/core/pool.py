@@ -167,7 +167,7 @@ class Pool:
     # -- membership ------------------------------------------------------------------------
 
     def _replace(self, specs: Iterable[EndpointSpec]) -> Change:
-        self.synced = True
+        first, self.synced = not self.synced, True
         wanted = {spec.address: spec for spec in specs}
         left = [e for a, e in self._by_address.items() if not _same(e, wanted.get(a))]
         for endpoint in left:
@@ -180,6 +180,7 @@ class Pool:
             known = self._by_address.get(address)
             if known is None:
                 known = self._by_address[address] = Endpoint(spec, self._take_slot())
+                known.proven = first  # it is we who are new, not they
                 joined.append(known)
             elif known.spec != spec:
                 known.take_over(spec)

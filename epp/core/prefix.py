@@ -102,6 +102,8 @@ def name_blocks(prompt: bytes, *, block_tokens: int, root: int, blocks_max: int)
     blocks = len(prompt) // size
     if blocks_max:
         blocks = min(blocks, blocks_max)
+    if not blocks:
+        return []  # also where a block is longer than `struct` can say
     name = root
     whole = memoryview(prompt)[: blocks * size]
     # Cut by struct: 71 us for 512 blocks of 256 bytes, where slices take 160.

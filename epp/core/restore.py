@@ -36,6 +36,7 @@ from epp.core.state import EndpointState, HeldBlocks, LoadState, PluginState, St
 
 NOW_S = 0.0
 """The moment at which the state was saved."""
+PORT_DIGITS_MAX = 5
 REQUESTS_MAX = 2_000_000
 """In flight over all endpoints; each is charged."""
 
@@ -135,7 +136,7 @@ def restore(state: State, setup: Setup, rng: Random) -> Decider:
 
 def _spec(saved: EndpointState) -> EndpointSpec:
     host, _, port = saved.address.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not port.isdecimal() or len(port) > PORT_DIGITS_MAX:
         raise EppError(f"`{saved.address}` is no address of an endpoint")
     return EndpointSpec(
         host=host.removeprefix("[").removesuffix("]"),

@@ -168,7 +168,7 @@ class Scheduler:
     def _cheapest(self, candidates: Sequence[Endpoint], costs: Costs) -> Pick:
         seconds = costs.seconds
         assert min(seconds) >= 0.0, "a negative cost"
-        first = least(seconds, candidates, self._rng)
+        first = least(costs, candidates, self._rng)
         fallbacks: tuple[Endpoint, ...] = ()
         if self._fallbacks_max:
             order = sorted(range(len(seconds)), key=seconds.__getitem__)

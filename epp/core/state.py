@@ -28,8 +28,10 @@ ENDPOINTS_MAX = 1_000
 
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 Requests = Annotated[int, Meta(ge=0, le=1_000_000)]
-Seconds = Annotated[float, Meta(ge=0.0)]
-Rate = Annotated[float, Meta(gt=0.0)]
+Ratio = Annotated[float, Meta(ge=0.0, le=1e9)]
+# Far beyond what a picker says, and so that products of a few of them are finite.
+Seconds = Annotated[float, Meta(ge=0.0, le=1e30)]
+Rate = Annotated[float, Meta(ge=1e-18, le=1e6)]
 
 
 class PluginState(msgspec.Struct, frozen=True):
@@ -39,7 +41,7 @@ class PluginState(msgspec.Struct, frozen=True):
     name: str
     parameters: Mapping[str, Any]
     """All of them, as the configuration file spells them."""
-    weight: float | None = None
+    weight: Ratio | None = None
     """Of a scorer."""
 
 
@@ -54,7 +56,7 @@ class ProfileState(msgspec.Struct, frozen=True):
     picker: PluginState
     predicts: bool
     """Whether plugins are told predicted latency: `predicted-latency-producer`."""
-    tpot_ratio: Annotated[float, Meta(ge=0.0)]
+    tpot_ratio: Ratio
     """Factor of the predicted time per output token that they are told."""
 
 
@@ -62,8 +64,8 @@ class InflightState(msgspec.Struct, frozen=True):
     """How requests are charged: `inflight-load-producer`."""
 
     add_estimated_output_tokens: bool
-    output_ratio: float
-    max_estimated_output_tokens: int | None
+    output_ratio: Ratio
+    max_estimated_output_tokens: Count | None
 
 
 class PrefixIndexState(msgspec.Struct, frozen=True):

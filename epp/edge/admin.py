@@ -154,7 +154,9 @@ class AdminServer:
 
 def debug_state(decider: Decider, clock: Clock, hold: Hold | None = None) -> StatePage:
     """What the picker knows now."""
-    state = capture(decider, clock(), version(PACKAGE), hold)
+    now_s = clock()
+    decider.inflight.advance(now_s)
+    state = capture(decider, now_s, version(PACKAGE), hold)
     return StatePage(state, block_pieces(decider))
 
 

@@ -107,9 +107,7 @@ class Telemetry:
         hold: Hold | None = None,
         streams_open: Callable[[], int] | None = None,
     ) -> None:
-        self._decider = decider
-        self._clock = clock
-        self._pool_name = pool_name
+        self._decider, self._clock, self._pool_name = decider, clock, pool_name
         self._label_values_max = label_values_max
         self._bodies = bodies or Bodies()
         self._streams_open = streams_open

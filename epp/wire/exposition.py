@@ -336,7 +336,8 @@ def _count(values: Sequence[float]) -> int | None:
     """Their sum; `None` when there is none, or one is no count. NaN fails the comparison."""
     if not values or not all(0 <= value < COUNT_MAX for value in values):
         return None
-    return int(sum(values))
+    total = sum(values)
+    return int(total) if total < COUNT_MAX else None
 
 
 def _total(values: Sequence[float]) -> float | None:

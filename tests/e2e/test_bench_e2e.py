@@ -113,10 +113,11 @@ def test_a_wrong_flag_is_told_in_one_line() -> None:
 
 
 def test_the_reference_runs_its_charts_scorers_and_the_last_router_no_configuration() -> None:
-    [flag] = REFERENCE.epp_flags
-    [profile] = resolve(load_config(Path(flag.partition("=")[2]).read_text())).profiles
+    config, period = REFERENCE.epp_flags
+    [profile] = resolve(load_config(Path(config.partition("=")[2]).read_text())).profiles
     assert [scorer.weight for scorer in profile.scorers] == [2.0, 2.0, 3.0]
     assert profile.cost is None
+    assert period == "--refresh-metrics-interval=50ms"
     assert ROUTERS[-1].epp_flags == ()
     assert isinstance(resolve(None).profiles[0].cost, ExpectedLatency)
 

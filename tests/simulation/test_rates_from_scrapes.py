@@ -66,7 +66,7 @@ def test_rates_are_found_though_first_bytes_are_hidden(scrape_s: float) -> None:
             assert state.prefills > 0, (seed, slot)
             # The slowest gets few requests, and so tells less.
             limit = 0.25 if state.prefills < 30 else 0.15
-            assert work_error(state.rates, kind.cost) < limit, (seed, slot, state)
+            assert work_error(learner.measured(slot), kind.cost) < limit, (seed, slot, state)
 
 
 def test_hidden_first_bytes_without_scrapes_teach_nothing() -> None:

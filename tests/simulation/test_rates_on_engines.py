@@ -136,7 +136,7 @@ class Site:
         self.last_first_byte_s = max(at_s, self.last_first_byte_s)
         sent.first_s, sent.load = at_s, self._load()
         self._decoding.add(live.request.id)
-        self.learned.append(self.learner.rates(self.slot))
+        self.learned.append(self.learner.measured(self.slot))
 
     def _end(self, live: LiveRequest) -> None:
         sent, at_s = self._sent[live.request.id], self.now_s + NETWORK_S / 2

@@ -1,8 +1,12 @@
+import time
+
 import pytest
 
 from epp.app import App, _engine_chooser, _parse_limits, _stale_after_s
 from epp.config import load_config, resolve
-from epp.core.model import Api, Endpoint, EndpointSpec
+from epp.core.model import Api, Endpoint, EndpointSpec, Load, Request
+from epp.core.pool import Members, Scraped
+from epp.edge.admin import debug_state
 from epp.flags import parse_flags
 
 HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
@@ -70,6 +74,23 @@ def test_G10_as_much_of_a_prompt_is_viewed_as_is_hashed() -> None:
     text = producer.format("{maxPrefixTokensToMatch: 200000}")
     assert _parse_limits(plan(text)).prompt.view_bytes_max == 800_000
     assert _parse_limits(plan()).prompt.view_bytes_max == 131_072 * 4
+
+
+def test_ends_nobody_sees_are_known_by_the_next_scrape_and_on_the_page_without_a_request() -> None:
+    app = App(parse_flags({"endpoints": "10.0.0.1:8000"}), resolve(None))
+    pool, decider = app.pool, app.decider
+    pool.apply(Members((EndpointSpec(host="10.0.0.1", port=8000),)), 0.0)
+    (endpoint,) = pool.endpoints
+
+    def unseen() -> None:
+        decided = decider.decide(Request(), subset=None, now_s=0.0, first_byte_seen=False)
+        decider.unseen(decided, 0.0)
+
+    unseen()
+    app.apply(Scraped(endpoint, Load(at_s=time.monotonic(), running=4, waiting=0)))
+    assert endpoint.inflight_requests == 0
+    unseen()
+    assert debug_state(decider, time.monotonic).state.inflight_requests == 0
 
 
 def test_the_app_is_built_from_flags_and_no_file() -> None:

@@ -270,15 +270,15 @@ def test_a_tie_goes_to_the_fewest_in_flight_then_the_least_recently_chosen() -> 
     first, second, third = pool = endpoints(3)
     first.inflight_requests, second.inflight_requests, third.inflight_requests = 2, 1, 1
     first.last_pick_number, second.last_pick_number, third.last_pick_number = 1, 9, 4
-    assert least([1.0, 1.0, 1.0], pool, Random(1)) == 2
+    assert least(Costs([1.0, 1.0, 1.0]), pool, Random(1)) == 2
     third.last_pick_number = 10
-    assert least([1.0, 1.0, 1.0], pool, Random(1)) == 1
-    assert least([0.5, 1.0, 1.0], pool, Random(1)) == 0, "no tie: the least cost"
+    assert least(Costs([1.0, 1.0, 1.0]), pool, Random(1)) == 1
+    assert least(Costs([0.5, 1.0, 1.0]), pool, Random(1)) == 0, "no tie: the least cost"
 
 
 def test_what_is_alike_in_everything_is_chosen_by_chance() -> None:
     pool, rng = endpoints(4), Random(1)
-    counts = Counter(least([1.0, 1.0, 2.0, 1.0], pool, rng) for _ in range(900))
+    counts = Counter(least(Costs([1.0, 1.0, 2.0, 1.0]), pool, rng) for _ in range(900))
     assert counts.keys() == {0, 1, 3}
     assert min(counts.values()) > 240
 
@@ -430,10 +430,10 @@ def test_of_those_that_keep_the_promise_the_cheapest_is_chosen() -> None:
     forecast = forecast_of(pool, LINEAR, by_slot={2: slow})
     charged(Inflight(), pool[0], 0.38, now_s=0.0)
     free = PLAIN(asking(320, {0: 5}), pool, forecast, 0.0)
-    assert least(free.seconds, pool, Random(1)) == 0
+    assert least(free, pool, Random(1)) == 0
     # 0.381 s behind what waits there, 0.32 s, 0.64 s: the first is late, the last is dear and late.
     kept = PLAIN(asking(320, {0: 5}, slo_ttft_s=0.35), pool, forecast, 0.0)
-    assert least(kept.seconds, pool, Random(1)) == 1
+    assert least(kept, pool, Random(1)) == 1
     late = terms_of(kept)["late"]
     assert late[1] == 0.0
     assert min(late[0], late[2]) > max(free.seconds)
@@ -442,7 +442,7 @@ def test_of_those_that_keep_the_promise_the_cheapest_is_chosen() -> None:
     ], "the terms still add up"
     # Two that keep it: the cheaper, not the sooner.
     both = PLAIN(asking(320, {0: 5}, slo_ttft_s=0.5), pool, forecast, 0.0)
-    assert least(both.seconds, pool, Random(1)) == 0
+    assert least(both, pool, Random(1)) == 0
 
 
 def test_a_dear_endpoint_that_keeps_the_promise_comes_before_cheap_ones_that_miss_it() -> None:
@@ -470,10 +470,10 @@ def test_a_promise_per_output_token_is_kept_too() -> None:
         inflight.first_byte(charged(inflight, pool[0], 0.0, now_s=0.0), 0.0)
     forecast = forecast_of(pool, rates)
     held = asking(640, {0: 10})
-    assert least(PLAIN(held, pool, forecast, 0.0).seconds, pool, Random(1)) == 0
+    assert least(PLAIN(held, pool, forecast, 0.0), pool, Random(1)) == 0
     # 10 ms and 1 ms for each of 51 there; 11 ms alone.
     promised = asking(640, {0: 10}, slo_tpot_s=0.05)
-    assert least(PLAIN(promised, pool, forecast, 0.0).seconds, pool, Random(1)) == 1
+    assert least(PLAIN(promised, pool, forecast, 0.0), pool, Random(1)) == 1
 
 
 @pytest.mark.parametrize("promised_s", [0.4, 0.05, 1e-9, 5e-324])
@@ -485,11 +485,37 @@ def test_if_nobody_keeps_the_promise_the_least_late_is_chosen(promised_s: float)
     charged(inflight, holder, 0.7, now_s=0.0)
     forecast = forecast_of(pool, LINEAR)
     request = Request(prompt_tokens=500)
-    assert least(PLAIN(request, pool, forecast, 0.0).seconds, pool, Random(1)) == 0
+    assert least(PLAIN(request, pool, forecast, 0.0), pool, Random(1)) == 0
     late = Request(prompt_tokens=500, slo_ttft_s=promised_s)  # 1.2 s or 0.5 s
     costs = PLAIN(late, pool, forecast, 0.0)
-    assert least(costs.seconds, pool, Random(1)) == 1
+    assert least(costs, pool, Random(1)) == 1
     assert all(map(math.isfinite, costs.seconds))
+
+
+@pytest.mark.parametrize("promised_s", [9e-4, 1e-6, 5e-324])
+def test_a_promise_below_a_millisecond_is_missed_and_costs_no_less_than_nothing(
+    promised_s: float,
+) -> None:
+    pool = endpoints(2)
+    quick = Rates(token_s=1e-7, pair_s=0, step_s=9.5e-4, step_request_s=0, step_token_s=0)
+    forecast = forecast_of(pool, quick)
+    for promise in ({"slo_ttft_s": promised_s}, {"slo_tpot_s": promised_s}):
+        request = Request(prompt_tokens=1, **promise)
+        costs = PLAIN(request, pool, forecast, 0.0)
+        assert all(late > 0.0 for late in terms_of(costs)["late"])
+
+
+@pytest.mark.parametrize("promised_s", [9e-4, 1e-6, 5e-324])
+def test_a_promise_below_a_millisecond_is_missed_and_costs_no_less_than_nothing(
+    promised_s: float,
+) -> None:
+    pool = endpoints(2)
+    quick = Rates(token_s=1e-7, pair_s=0, step_s=9.5e-4, step_request_s=0, step_token_s=0)
+    forecast = forecast_of(pool, quick)
+    for promise in ({"slo_ttft_s": promised_s}, {"slo_tpot_s": promised_s}):
+        request = Request(prompt_tokens=1, **promise)
+        costs = PLAIN(request, pool, forecast, 0.0)
+        assert all(late > 0.0 for late in terms_of(costs)["late"])
 
 
 # Prefixes

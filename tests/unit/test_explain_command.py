@@ -155,6 +155,24 @@ def broken(change) -> bytes:
         (broken(lambda s: s["endpoints"][1].update(backlog_s=-1)), "`$.endpoints[1].backlog_s`"),
         (broken(lambda s: s["endpoints"][1].pop("learned")), "`learned` - at `$.endpoints[1]`"),
         (broken(lambda s: s["endpoints"][0].update(address="x")), "`x` is no address of an endp"),
+        (broken(lambda s: s["endpoints"][0].update(address="x:" + "9" * 5000)), "is no address of"),
+        (broken(lambda s: s["endpoints"][0].update(own_backlog_s=1e308)), "`$.endpoints[0].own_ba"),
+        (broken(lambda s: s["endpoints"][0]["learned"].update(token_s=5e-324)), "learned.token_s`"),
+        (
+            broken(lambda s: s["endpoints"][0]["learned"].update(step_token_s=1e308)),
+            "step_token_s`",
+        ),
+        (broken(lambda s: s["inflight"].update(output_ratio=1e308)), "`$.inflight.output_ratio`"),
+        (b'{"x":' + b"[" * 99_999 + b"]" * 99_999 + b"}", "maximum recursion depth exceeded"),
+        (broken(lambda s: s["endpoints"][0].update(address="x:" + "9" * 5000)), "is no address of"),
+        (broken(lambda s: s["endpoints"][0].update(own_backlog_s=1e308)), "`$.endpoints[0].own_ba"),
+        (broken(lambda s: s["endpoints"][0]["learned"].update(token_s=5e-324)), "learned.token_s`"),
+        (
+            broken(lambda s: s["endpoints"][0]["learned"].update(step_token_s=1e308)),
+            "step_token_s`",
+        ),
+        (broken(lambda s: s["inflight"].update(output_ratio=1e308)), "`$.inflight.output_ratio`"),
+        (b'{"x":' + b"[" * 99_999 + b"]" * 99_999 + b"}", "maximum recursion depth exceeded"),
         (broken(lambda s: s["profile"]["cost"].update(type="clever")), "type `clever`, which is"),
         (broken(lambda s: s["profile"]["cost"]["parameters"].update(a=1)), "unknown field `a`"),
         (broken(lambda s: s["prefix_blocks"]["10.0.0.1:8000"].update(runs=["xyz"])), "not names"),
@@ -208,13 +226,13 @@ def test_a_state_survives_its_own_reader() -> None:
 HOLDING = """\
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
-plugins: [{type: expected-latency, parameters: {hold: true, maxNumSeqs: 1}}]
+plugins: [{type: expected-latency, parameters: {hold: true, chunkTokens: 64}}]
 """
 
 
 def test_a_request_that_would_be_held_is_told_so(files, capsys) -> None:
     (files / "hold.yaml").write_text(HOLDING)
-    (files / "room.yaml").write_text(HOLDING.replace("maxNumSeqs: 1", "maxNumSeqs: 64"))
+    (files / "room.yaml").write_text(HOLDING.replace("64", "8192"))
     assert run("--state", "state.json", "--config", "hold.yaml", "body.json") == 0
     explained, held, blank, *_ = capsys.readouterr().out.splitlines()
     picked = explained.split(": ")[0]
@@ -229,7 +247,7 @@ def test_a_request_that_would_be_held_is_told_so(files, capsys) -> None:
 
 
 def test_an_endpoint_closed_by_one_that_waited_too_long_holds_whoever_comes(files, capsys) -> None:
-    (files / "hold.yaml").write_text(HOLDING.replace("maxNumSeqs: 1", "maxNumSeqs: 64"))
+    (files / "hold.yaml").write_text(HOLDING.replace("64", "8192"))
     state = json.loads((files / "state.json").read_text())
     for endpoint in state["endpoints"]:
         endpoint |= {"held_requests": 3, "longest_held_s": 36.0}

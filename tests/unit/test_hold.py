@@ -130,6 +130,22 @@ def test_requests_of_others_count_among_those_the_engine_runs() -> None:
     assert desk.names() == ["a"]
 
 
+def test_others_who_fill_an_endpoint_for_good_hold_ours_no_longer_than_the_guard() -> None:
+    desk = Desk(seqs_max=4, guard_s=40.0)
+    (endpoint,) = desk.endpoints
+    for at_s in range(44):
+        scrape(desk.decider, endpoint, float(at_s), running=300, waiting=0)
+        if at_s == 2:
+            assert held(desk.offer("a", 100, now_s=2.0))
+            assert held(desk.offer("b", 100, now_s=2.0))
+        desk.hold.wake(float(at_s))
+    assert desk.let_go == [("a", 43.0)], "one of ours at a time"
+    desk.first_byte("a", 43.5)
+    desk.end("a", 44.0)
+    desk.hold.wake(44.0)
+    assert desk.let_go[1:] == [("b", 44.0)]
+
+
 def test_F05_what_others_had_there_in_an_old_scrape_closes_nothing_for_ever() -> None:
     desk = Desk(seqs_max=4)
     (endpoint,) = desk.endpoints
@@ -260,14 +276,16 @@ def test_no_more_than_a_few_are_tried_for_each_endpoint_and_wake() -> None:
 
 
 class Counted:
-    """The cost policy, and how often it was asked."""
+    """The cost policy, and how often and for whom it was asked."""
 
     def __init__(self) -> None:
         self.policy = ExpectedLatency()
         self.asked = 0
+        self.names: list[str] = []
 
     def __call__(self, *asked: Any) -> Costs:
         self.asked += 1
+        self.names.append(asked[0].id)
         return self.policy(*asked)
 
 
@@ -507,6 +525,63 @@ def test_those_that_want_an_endpoint_that_left_are_decided_again() -> None:
     desk.hold.wake(0.125)
     assert ticket.wants is other, "where it may still go"
     assert "b" in desk.dropped
+
+
+def test_many_whose_endpoint_left_are_decided_again_a_few_at_a_time_and_keep_their_order() -> None:
+    desk = Desk(2, moved_max=20)
+    first, other = desk.endpoints
+    desk.offer("x", 9000, subset=(other.address,))
+    desk.offer("a", 5000, subset=(first.address,))
+    tickets = []
+    for n in range(60):
+        subset = (other.address,) if n % 2 else None
+        tickets.append(desk.offer(f"<{n}>", 5000, now_s=0.01 * n, subset=subset))
+    moving = [ticket for ticket in tickets if ticket.wants is first]
+    assert len(moving) == 30
+    desk.decider.pool.apply(Members((other.spec,)), 1.0)
+    desk.hold.wake(1.0)
+    assert [ticket.wants is other for ticket in moving] == [True] * 20 + [False] * 10
+    desk.hold.wake(1.0)
+    assert desk.hold._filed == {other: tickets}
+
+
+def test_of_many_that_want_others_a_few_at_a_time_are_offered_an_endpoint_nobody_wants() -> None:
+    cost = Counted()
+    desk = Desk(decider=world(6, cost=cost), moved_max=3)
+    *busy, idle = desk.endpoints
+    for endpoint in busy:
+        here = (endpoint.address,)
+        desk.offer(f"{endpoint.slot}", 50_000, subset=here)
+        desk.offer(f"held {endpoint.slot}", 900, subset=here)
+    cost.names.clear()
+    for now_s in (1.0, 1.1):
+        desk.hold.wake(now_s)
+    assert not idle.inflight_requests
+    assert len(cost.names) == 6
+    assert set(cost.names) == {f"held {endpoint.slot}" for endpoint in busy}, "all get their turn"
+
+
+def test_thousands_whose_endpoint_left_are_decided_again_a_few_at_a_time() -> None:
+    desk = Desk(2, moved_max=50)
+    first, other = desk.endpoints
+    desk.offer("x", 9000, subset=(other.address,))
+    desk.offer("a", 5000, subset=(first.address,))
+    tickets = []
+    for n in range(60):
+        here = (first.address,) if n % 2 else (other.address,)
+        both = (first.address, other.address)
+        tickets.append(desk.offer(f"{n}", 5000, now_s=0.01 * n, subset=both if n % 2 else here))
+    tickets = [ticket for ticket in tickets if ticket.wants is first]
+    assert len(tickets) == 30
+    desk.hold.params = HoldParams(chunk_tokens=CHUNK, moved_max=20)
+    desk.decider.pool.apply(Members((other.spec,)), 1.0)
+    desk.hold.wake(1.0)
+    assert sum(ticket.wants is other for ticket in tickets) < 30
+    assert tickets[0].wants is other, "the oldest first"
+    desk.hold.wake(1.0)
+    assert all(ticket.wants is other for ticket in tickets)
+    since = [ticket.held_since_s for ticket in desk.hold._filed[other]]
+    assert since == sorted(since)
 
 
 def test_those_that_want_an_ejected_endpoint_are_decided_again() -> None:

@@ -56,13 +56,15 @@ def test_a_held_request_is_a_gauge_until_it_is_dispatched_and_then_a_duration() 
     seen = Holding()
     first = seen.ask(1.0)
     assert (seen.held, seen.counts()) == (0, dict.fromkeys(OUTCOMES, 0))
-    seen.ask(1.5)
+    second = seen.ask(1.5)
     seen.ask(1.75)
     assert (seen.held, seen.counts()) == (2, dict.fromkeys(OUTCOMES, 0))
     first.close(4.0)
     assert seen.held == 1
     assert seen.counts() == {"dispatched": 1, "withdrawn": 0, "refused": 0}
     assert seen.value(f"{DURATION}_sum", outcome="dispatched") == pytest.approx(2.5)
+    second.close(5.0)
+    assert seen.counts() == {"dispatched": 2, "withdrawn": 0, "refused": 0}, "counted once each"
 
 
 def test_a_client_that_leaves_while_held_is_withdrawn() -> None:

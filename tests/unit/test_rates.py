@@ -54,7 +54,7 @@ def serve(
 
 def slowness(learner: RateLearner, slot: int = 0) -> float:
     """Learned work / the prior's."""
-    return learner.rates(slot).token_s / PRIOR.token_s
+    return learner.measured(slot).token_s / PRIOR.token_s
 
 
 # -- rates ---------------------------------------------------------------------------------
@@ -117,8 +117,8 @@ def test_thirty_prefills_tell_the_speed_of_an_endpoint(speed: float) -> None:
     learner = RateLearner(work_bias_ratio=1.0)
     serve(learner, prefills=31, speed=speed)
     assert slowness(learner) == pytest.approx(1 / speed, rel=0.03)
-    assert learner.rates(0).pair_s / PRIOR.pair_s == pytest.approx(1 / speed, rel=0.03)
-    assert learner.rates(0).step_s / PRIOR.step_s == pytest.approx(1 / speed, rel=0.05)
+    assert learner.measured(0).pair_s / PRIOR.pair_s == pytest.approx(1 / speed, rel=0.03)
+    assert learner.measured(0).step_s / PRIOR.step_s == pytest.approx(1 / speed, rel=0.05)
 
 
 def test_a_slowed_endpoint_is_found_within_twenty_prefills() -> None:
@@ -358,14 +358,14 @@ def test_decode_steps_are_learned_with_their_load() -> None:
             now_s=float(number),
         )
     for requests, context in ((1, 2_000), (20, 10_000), (40, 14_000)):
-        learned_s = learner.rates(0).decode_step_s(requests, context)
+        learned_s = learner.measured(0).decode_step_s(requests, context)
         assert learned_s == pytest.approx(true.decode_step_s(requests, context), rel=0.1)
 
 
 def test_until_decode_was_seen_prefill_tells_its_speed() -> None:
     learner = RateLearner(work_bias_ratio=1.0)
     serve(learner, prefills=40, speed=0.1)
-    assert learner.rates(0).step_s == pytest.approx(10 * PRIOR.step_s, rel=0.05)
+    assert learner.measured(0).step_s == pytest.approx(10 * PRIOR.step_s, rel=0.05)
 
 
 def test_an_answers_time_is_counted_less_the_prefills_in_it() -> None:
@@ -528,3 +528,51 @@ def test_what_an_endpoint_costs_in_memory_is_bounded() -> None:
     for fit in (learner._prefill, learner._decode):
         assert len(fit._evidence[0]._seen) <= WINDOW_COUNT
     assert len(learner._slots[0].prefill_time._done) == PREFILLS_REMEMBERED
+
+
+# -- classes of speed ----------------------------------------------------------------------
+
+
+def served(learner: RateLearner, slot: int, speed: float, *, prefills: int, at_s: float) -> None:
+    for n in range(prefills):
+        learner.first_byte(
+            slot,
+            uncached_tokens=4000,
+            matched_tokens=0,
+            service_s=(PRIOR.work_s(4000, 0) + 0.012) / speed,
+            decoding=0,
+            decode_tokens=0,
+            now_s=at_s + 10.0 * n,
+        )
+
+
+def test_G02_endpoints_that_look_nearly_alike_have_equal_rates() -> None:
+    """Else the one that looks a hair faster takes every request of an idle pool."""
+    learner = RateLearner(work_bias_ratio=1.0)
+    for n, speed in enumerate((0.98, 1.0, 1.03)):
+        served(learner, n, speed, prefills=40, at_s=0.0)
+    rates = [learner.rates(slot) for slot in range(3)]
+    assert rates[0] == rates[1] == rates[2]
+    assert learner.measured(0).token_s > 1.02 * learner.measured(2).token_s
+
+
+def test_an_endpoint_of_another_speed_has_rates_of_its_own_within_its_class() -> None:
+    learner = RateLearner(work_bias_ratio=1.0)
+    for n, speed in enumerate((1.0, 1.0, 1.0, 0.5)):
+        served(learner, n, speed, prefills=40, at_s=0.0)
+    assert learner.rates(0) == learner.rates(1) == learner.rates(2)
+    assert 1.7 < learner.rates(3).token_s / learner.rates(0).token_s < 2.3
+    for slot in range(4):
+        own, of_class = learner.measured(slot).token_s, learner.rates(slot).token_s
+        assert abs(of_class / own - 1) < 0.09
+
+
+def test_an_endpoint_at_a_border_does_not_change_its_class_to_and_fro() -> None:
+    learner = RateLearner(work_bias_ratio=1.0)
+    for slot in range(8):
+        served(learner, slot, 1.0, prefills=40, at_s=0.0)
+    seen = set()
+    for n in range(40):
+        served(learner, 0, 0.945 if n % 2 else 0.955, prefills=1, at_s=1000.0 + 10 * n)
+        seen.add(learner.rates(0) == learner.rates(1))
+    assert seen == {True}

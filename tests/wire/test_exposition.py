@@ -406,3 +406,13 @@ def test_N02_a_malformed_metric_spec_is_refused_with_its_key(text: str) -> None:
 def test_a_mapping_without_metrics_is_refused() -> None:
     with pytest.raises(ConfigError, match="'own' names no metric"):
         EngineMapping(name="own")
+
+
+def test_ranks_whose_counts_add_up_to_no_exact_count_are_not_reported() -> None:
+    ranks = "".join(f'{RUNNING}{{rank="{n}"}} {2**53 - 1}\n' for n in range(2000))
+    assert read(ranks).running is None
+
+
+def test_ranks_whose_counts_add_up_to_no_exact_count_are_not_reported() -> None:
+    ranks = "".join(f'{RUNNING}{{rank="{n}"}} {2**53 - 1}\n' for n in range(2000))
+    assert read(ranks).running is None

@@ -5,7 +5,7 @@ here, it is decided at the last moment, by what is known then. It never falls th
 choice: its cache is where it wants to go, and a queue in front of whichever endpoint frees first
 would lose that for everybody.
 
-An endpoint has room for a request when nothing of ours runs there, or when
+An endpoint has room for a request when nothing runs there, or when
 
     backlog <= one engine step of prefill (`chunk_tokens` at its learned rate),
     requests in flight there < `seqs_max`, and
@@ -19,7 +19,7 @@ room again: of the first `looked_max` that want it, the one with the highest res
 
 is decided once more, and goes or is filed under another. Endpoints nobody wants are offered to the
 head of the order every `recheck_s`. A request held for `guard_s` closes its endpoint to all others
-until it has gone.
+until it has gone, and waits there for requests of ours only: other routers may fill it for good.
 
 The queue is bounded: a request beyond `requests_max` goes at once, room or not. States of a ticket:
 held, then exactly one of delivered or withdrawn.
@@ -27,7 +27,11 @@ held, then exactly one of delivered or withdrawn.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator
+from heapq import nsmallest
+from itertools import count, islice
+from operator import attrgetter
 
 import msgspec
 
@@ -40,6 +44,8 @@ from epp.core.model import Endpoint, Pick, Request
 
 NEVER_S = float("inf")
 GONE = RequestDropped(DropReason.NO_ENDPOINTS)
+_order = attrgetter("order")
+_asked = attrgetter("asked")
 NEW_OUTPUT_TOKENS = 300
 """Output tokens a request is expected to add to the KV cache before it leaves room."""
 
@@ -57,6 +63,9 @@ class HoldParams(msgspec.Struct, frozen=True, kw_only=True):
     """Held requests looked at for whose turn it is."""
     asked_max: int = 8
     """Of these, the ones tried per endpoint and `wake`."""
+    moved_max: int = 64
+    """Tried per `wake` of those whose endpoint is gone, and as many per recheck for endpoints that
+    nobody wants: a decision takes up to a millisecond, and everybody waits for it."""
     recheck_s: float = 0.02
     """Backlogs age, so room comes without an event; this often it is looked for."""
 
@@ -72,8 +81,9 @@ class Outcome(msgspec.Struct, frozen=True):
     """What became of a held request."""
 
     decision: Decision | None
-    dropped: RequestDropped = GONE
-    """Why it was refused, where there is no decision: no endpoint is left that may serve it."""
+    dropped: Exception = GONE
+    """Why there is no decision: a `RequestDropped`, say since no endpoint is left that may serve
+    it; anything else is a bug of ours."""
 
 
 Deliver = Callable[[Outcome, float], None]
@@ -84,10 +94,13 @@ class Ticket:
     """One held request."""
 
     __slots__ = (
+        "asked",
         "deliver",
         "first_byte_seen",
         "held_since_s",
+        "order",
         "request",
+        "seen_version",
         "subset",
         "wants",
         "work_s",
@@ -101,7 +114,14 @@ class Ticket:
         first_byte_seen: bool,
         deliver: Deliver,
         now_s: float,
+        number: int = 0,
     ) -> None:
+        self.order = (now_s, number)
+        """By age, of those of one moment as they came."""
+        self.asked = number
+        """Grows with each time it is decided again."""
+        self.seen_version = -1
+        """Of the pool, when it was."""
         self.request = request
         self.subset = subset
         self.first_byte_seen = first_byte_seen
@@ -123,10 +143,14 @@ class Hold:
     def __init__(self, decider: Decider, params: HoldParams | None = None) -> None:
         self.params = params or HoldParams()
         self._decider = decider
-        self._filed: dict[Endpoint, dict[Ticket, None]] = {}
+        self._filed: dict[Endpoint, list[Ticket]] = {}
         """By the endpoint wanted, in order of arrival."""
+        self._numbers = count()
+        self._leaving = False
+        """More want an endpoint that is gone than one `wake` decides again."""
         self._rechecked_s = -NEVER_S
         self._waking = False
+        self._closed = False
         self._seen_version = -1
         """Of the snapshot whose endpoints the last `wake` saw."""
         self.requests = 0
@@ -164,11 +188,16 @@ class Hold:
         """
         pick = self._decider.wish(request, subset=subset, now_s=now_s)
         endpoint = pick.endpoint
-        full = self.requests >= self.params.requests_max
+        full = self._closed or self.requests >= self.params.requests_max
         if full or (self.admits(endpoint, request, now_s) and not self._guarded(endpoint, now_s)):
             return self._decider.commit(request, pick, now_s=now_s, first_byte_seen=first_byte_seen)
         ticket = Ticket(
-            request, subset=subset, first_byte_seen=first_byte_seen, deliver=deliver, now_s=now_s
+            request,
+            subset=subset,
+            first_byte_seen=first_byte_seen,
+            deliver=deliver,
+            now_s=now_s,
+            number=next(self._numbers),
         )
         self.requests += 1
         self._file(ticket, pick)
@@ -184,6 +213,15 @@ class Hold:
             self._unfile(ticket)
             self.requests -= 1
 
+    def close(self, dropped: RequestDropped, now_s: float) -> None:
+        """Refuse all that are held, and hold nobody from now on."""
+        self._closed = True
+        for filed in list(self._filed.values()):
+            for ticket in list(filed):
+                if ticket.wants is not None:
+                    self.withdraw(ticket)
+                    ticket.deliver(Outcome(None, dropped), now_s)
+
     def wake(self, now_s: float) -> None:
         """Something was released, reported or came to be, or time went by: let go what may go."""
         if not self.requests or self._waking:
@@ -197,7 +235,7 @@ class Hold:
     def _pass(self, now_s: float) -> None:
         self._decider.inflight.advance(now_s)
         snapshot = self._decider.pool.snapshot(now_s)
-        if snapshot.version != self._seen_version:
+        if self._leaving or snapshot.version != self._seen_version:
             self._seen_version = snapshot.version
             self._leave_gone(set(snapshot.endpoints), now_s)
         for endpoint in list(self._filed):
@@ -214,9 +252,17 @@ class Hold:
 
     def _leave_gone(self, eligible: set[Endpoint], now_s: float) -> None:
         """Whoever wants an endpoint that cannot be picked any more is decided again."""
-        for endpoint in [e for e in self._filed if e not in eligible]:
-            for ticket in list(self._filed.get(endpoint, ())):
-                self._ask(ticket, now_s)
+        # Who still wants it once it was seen to be gone is allowed no other.
+        leaving = [
+            ticket
+            for endpoint, filed in self._filed.items()
+            if endpoint not in eligible
+            for ticket in filed
+            if ticket.seen_version != self._seen_version
+        ]
+        self._leaving = len(leaving) > self.params.moved_max
+        for ticket in nsmallest(self.params.moved_max, leaving, key=_asked):
+            self._ask(ticket, now_s)
 
     # -- passes ----------------------------------------------------------------------------
 
@@ -257,36 +303,47 @@ class Hold:
         endpoints = self._decider.pool.snapshot(now_s).endpoints
         if not any(e not in self._filed and self._has_room(e, now_s) for e in endpoints):
             return
-        for ticket in sorted(self._heads(), key=lambda ticket: ticket.held_since_s):
+        # Where there are too many, those whose turn was longest ago.
+        for ticket in sorted(
+            nsmallest(self.params.moved_max, self._heads(), key=_asked), key=_order
+        ):
             self._ask(ticket, now_s)
 
     def _heads(self) -> Iterator[Ticket]:
         """A few of those filed under each endpoint."""
         for filed in list(self._filed.values()):
-            yield from list(filed)[:2]
+            yield from islice(filed, 2)
 
     def _ask(self, ticket: Ticket, now_s: float) -> bool:
         """Decide a held request again: it goes (True), or is filed under what it wants now."""
         if ticket.wants is None:
             return True  # a delivery before this one withdrew it
+        ticket.asked = next(self._numbers)
+        ticket.seen_version = self._seen_version
         try:
-            pick = self._decider.wish(ticket.request, subset=ticket.subset, now_s=now_s)
-        except RequestDropped as dropped:
+            decision = self._decide(ticket, now_s)
+        except Exception as error:  # noqa: BLE001 - a bug of ours, too, ends this request alone
             self.withdraw(ticket)
-            ticket.deliver(Outcome(None, dropped), now_s)
+            ticket.deliver(Outcome(None, error), now_s)
             return True
+        if decision is None:
+            return False
+        ticket.deliver(Outcome(decision), now_s)
+        return True
+
+    def _decide(self, ticket: Ticket, now_s: float) -> Decision | None:
+        """`None` = there is no room where it wants to go: it is filed there."""
+        pick = self._decider.wish(ticket.request, subset=ticket.subset, now_s=now_s)
         guarded = self._guarded(pick.endpoint, now_s)
         closed = guarded is not None and guarded is not ticket
         if closed or not self.admits(pick.endpoint, ticket.request, now_s):
             self._unfile(ticket)
             self._file(ticket, pick)
-            return False
+            return None
         self.withdraw(ticket)
-        decision = self._decider.commit(
+        return self._decider.commit(
             ticket.request, pick, now_s=now_s, first_byte_seen=ticket.first_byte_seen
         )
-        ticket.deliver(Outcome(decision), now_s)
-        return True
 
     def _guarded(self, endpoint: Endpoint, now_s: float) -> Ticket | None:
         """The request that wants this endpoint and has waited too long: it comes first."""
@@ -299,24 +356,16 @@ class Hold:
         ticket.wants = endpoint
         forecast = self._decider.forecast
         ticket.work_s = forecast.prefill_s(ticket.request, endpoint)
-        filed = self._filed.setdefault(endpoint, {})
-        filed[ticket] = None
-        last = next(reversed(filed))
-        if last is ticket and len(filed) > 1 and self._out_of_order(filed, ticket):
-            ordered = sorted(filed, key=lambda each: each.held_since_s)
-            self._filed[endpoint] = dict.fromkeys(ordered)
-
-    def _out_of_order(self, filed: dict[Ticket, None], ticket: Ticket) -> bool:
-        newest_first = reversed(filed)
-        next(newest_first)
-        return next(newest_first).held_since_s > ticket.held_since_s
+        insort(self._filed.setdefault(endpoint, []), ticket, key=_order)
 
     def _unfile(self, ticket: Ticket) -> None:
         endpoint = ticket.wants
         assert endpoint is not None
         ticket.wants = None
         filed = self._filed[endpoint]
-        del filed[ticket]
+        at = bisect_left(filed, ticket.order, key=_order)
+        assert filed[at] is ticket
+        del filed[at]
         if not filed:
             del self._filed[endpoint]
 
@@ -327,6 +376,8 @@ class Hold:
         requests = endpoint.inflight_requests + endpoint.foreign_requests
         if not requests:
             return True
+        if not endpoint.inflight_requests and self._guarded(endpoint, now_s):
+            return True  # else others who fill it for good would hold ours for ever
         if requests >= self.params.seqs_max:
             return False
         forecast = self._decider.forecast

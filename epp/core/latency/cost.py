@@ -17,6 +17,11 @@ INFLIGHT_FULL: Final = 32
 `INFLIGHT_SLOPE`. In a large batch a prefill is hidden among the decodes, and counting all of them
 would send the largest prompts behind the longest queues."""
 INFLIGHT_SLOPE: Final = 0.3
+TIE_STEPS: Final = 0.4
+"""Costs closer than this part of a decode step are equal: less than that nobody can foretell."""
+PROBE_S: Final = 1.0
+"""What may be lost on the one request that finds out whether an ejected endpoint is well again."""
+NEVER_S: Final = float("inf")
 
 
 class Weights(Frozen, frozen=True):
@@ -50,6 +55,7 @@ def costs_of(
     crowding: float = weights.decode * output_tokens
     chunk_tokens: int = weights.chunk_tokens
     seqs: int = weights.max_num_seqs
+    least_step_s: float = NEVER_S
     costs: list[float] = []
     backlogs: list[float] = []
     works: list[float] = []
@@ -83,13 +89,25 @@ def costs_of(
         if inflight >= seqs:
             crowd_s += (inflight + 1 - seqs) * decode_s * output_tokens / seqs
         decode_s *= chunks
-        costs.append(backlog_s + work_s + decode_s + crowd_s)
+        least_step_s = min(least_step_s, step_s)
+        cost_s: float = backlog_s + work_s + decode_s + crowd_s
+        costs.append(max(0.0, cost_s - PROBE_S) if endpoint.on_probation else cost_s)
         backlogs.append(backlog_s)
         works.append(work_s)
         steps.append(decode_s)
         crowds.append(crowd_s)
-    terms = (("backlog", backlogs), ("work", works), ("decode", steps), ("crowd", crowds))
-    return Costs(costs, tuple([ScoreTerm(name, 1.0, seconds) for name, seconds in terms]))
+    return Costs(costs, _terms(backlogs, works, steps, crowds), TIE_STEPS * least_step_s)
+
+
+def _terms(
+    backlogs: list[float], works: list[float], steps: list[float], crowds: list[float]
+) -> tuple[ScoreTerm, ...]:
+    return (
+        ScoreTerm("backlog", 1.0, backlogs),
+        ScoreTerm("work", 1.0, works),
+        ScoreTerm("decode", 1.0, steps),
+        ScoreTerm("crowd", 1.0, crowds),
+    )
 
 
 def _hot(request: Request, endpoints: Sequence[Endpoint], sharing: float) -> tuple[int, float]:

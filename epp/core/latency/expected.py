@@ -10,7 +10,9 @@ For each endpoint, in seconds (u tokens to compute, m matched, rates a and b lea
              + decodeWeight*inflight*(what its decoding adds to each of their answers)
              + the wait for a place, if maxNumSeqs run there
 
-The least cost wins; equal costs: the fewest in flight, then the least recently chosen, then chance.
+The least cost wins; costs that differ by less than 0.4 of a decode step are equal: of those the
+endpoint with the fewest requests in flight, then the least recently chosen, then chance. One that
+comes back from an ejection is tried by a request that would lose at most a second there.
 `w` counts for more than itself because it delays others: those that wait for a first token by all
 of it, those that decode by the steps it makes longer, and whoever comes next. The weights were
 found by simulation (docs/routing.md) and are flat within 1-2 %.
@@ -34,7 +36,7 @@ import msgspec
 
 from epp.core.latency.cost import Weights, costs_of
 from epp.core.latency.forecast import CHUNK_TOKENS, Forecast
-from epp.core.model import Costs, Endpoint, Plugin, Reads, Request, ScoreTerm
+from epp.core.model import Costs, Endpoint, Plugin, Prediction, Reads, Request, ScoreTerm
 
 LATE_WEIGHT = 100.0
 """Cost decides between endpoints that would be late only where they are about equally late."""
@@ -96,7 +98,8 @@ class ExpectedLatency(Plugin, frozen=True):
         found = costs_of(request, endpoints, forecast, now_s, weights)
         if request.slo_ttft_s is None and request.slo_tpot_s is None:
             return found
-        late = [lateness(request, forecast, endpoint, now_s) for endpoint in endpoints]
+        expected = forecast.predict(request, endpoints, now_s)
+        late = [lateness(request, expected.get(endpoint.slot)) for endpoint in endpoints]
         if not any(late):
             return found
         costs, terms = found.seconds, found.terms
@@ -106,12 +109,12 @@ class ExpectedLatency(Plugin, frozen=True):
         return Costs(
             [cost + extra for cost, extra in zip(costs, late_s, strict=True)],
             (*terms, ScoreTerm("late", 1.0, late_s)),
+            found.tie_s,
         )
 
 
-def lateness(request: Request, forecast: Forecast, endpoint: Endpoint, now_s: float) -> float:
+def lateness(request: Request, prediction: Prediction | None) -> float:
     """By how much of the promise it would be missed: 0 = kept, 1 = twice as long as promised."""
-    prediction = forecast.predict(request, (endpoint,), now_s).get(endpoint.slot)
     if prediction is None:
         return 0.0
     late = 0.0
@@ -120,14 +123,14 @@ def lateness(request: Request, forecast: Forecast, endpoint: Endpoint, now_s: fl
         (request.slo_tpot_s, prediction.tpot_s),
     ):
         if promised_s is not None and expected_s > promised_s:
-            late += expected_s / max(promised_s, 0.001) - 1.0
+            late += (expected_s - promised_s) / max(promised_s, 0.001)
     return late
 
 
-def least(costs: Sequence[float], endpoints: Sequence[Endpoint], rng: Random) -> int:
+def least(costs: Costs, endpoints: Sequence[Endpoint], rng: Random) -> int:
     """Index of the least cost; equal costs: fewest in flight, least recently chosen, chance."""
-    low = min(costs)
-    ties = [i for i, cost in enumerate(costs) if cost <= low]
+    equal = min(costs.seconds) + costs.tie_s
+    ties = [i for i, cost in enumerate(costs.seconds) if cost <= equal]
     if len(ties) == 1:
         return ties[0]
     return min(

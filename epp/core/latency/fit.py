@@ -247,6 +247,16 @@ class PoolFit:
             prior_log = self._past_log
         return (self._logs + PSEUDO_COUNT * prior_log) / (self._weights + PSEUDO_COUNT)
 
+    def apart_log(self, slot: int) -> float | None:
+        """How much slower the endpoint is than those of which something is known, as far as it is
+        known itself; `None` = nothing is. The prior has no part in it: it would make whoever is
+        known look different from whoever is not."""
+        evidence = self._evidence.get(slot)
+        if evidence is None or not evidence.weight or not self._weights:
+            return None
+        apart = evidence.level_log - self._logs / self._weights
+        return apart * evidence.weight / (evidence.weight + PSEUDO_COUNT)
+
     def level_log(self, slot: int, prior_log: float) -> float:
         """Logarithm of the endpoint's level, drawn to `prior_log`."""
         evidence = self._evidence.get(slot)

@@ -49,6 +49,13 @@ COUNT_MAX = 8.0
 TOKENS_MAX = 1_000_000_000
 SECONDS_MAX = 1e6
 """Bounds of what is believed of one event, so that sums and products stay finite."""
+QUANTUM_LOG = 0.1
+"""Endpoints are sorted into classes of speed, 10 % apart, the pool's in the middle, and those of
+one class have equal rates. Two endpoints of the same kind never look exactly alike; without classes
+the one that looks a hair faster would take every request of an idle pool."""
+CLASS_HOLD = 0.7
+"""An endpoint changes its class when it is further than this from the class's middle, in classes:
+beyond half of one, so that it does not waver at a border."""
 RATE_FACTOR_MAX = 1000.0
 """Published rates stay within this factor of the prior."""
 ERROR_WEIGHT = 0.1
@@ -87,6 +94,11 @@ class Rates(Frozen, frozen=True):
             + self.step_request_s * inflight_requests
             + self.step_token_s * inflight_tokens
         )
+
+
+Class = tuple[int, int]
+"""How far an endpoint is from the pool, in `QUANTUM_LOG`: prefill, decode; positive is slower."""
+AS_THE_POOL: Class = (0, 0)
 
 
 class RateState(Frozen, frozen=True, kw_only=True):
@@ -148,19 +160,48 @@ class RateLearner:
         self._prefill = PoolFit()
         self._decode = PoolFit()
         self._slots: dict[int, _Slot] = {}
-        self._rates: dict[int, Rates] = {}
         self._pool_rates = prior
+        self._pool_logs = (0.0, 0.0)
+        """Levels of the pool, prefill and decode, that `_pool_rates` were made from."""
+        self._classes: dict[int, Class] = {}
+        """Of each endpoint of which something is known."""
+        self._fastest: Class = AS_THE_POOL
+        self._by_class: dict[Class, Rates] = {}
+        self._assumed: dict[int, Rates] = {}
         self._first_byte_s = -math.inf
         """Time of the newest one of any endpoint."""
 
     def rates(self, slot: int) -> Rates:
-        """The endpoint's rates; the pool's while nothing is known of it. A dict lookup."""
-        return self._rates.get(slot, self._pool_rates)
+        """The endpoint's rates. Endpoints of one speed have equal ones, see `QUANTUM_LOG`; one of
+        which nothing is known is taken to be as fast as any, or it would never be tried."""
+        if slot in self._assumed:
+            return self._assumed[slot]
+        place = self._classes.get(slot, self._fastest)
+        if place == AS_THE_POOL:
+            return self._pool_rates
+        rates = self._by_class.get(place)
+        if rates is None:
+            prefill_log, decode_log = self._pool_logs
+            rates = self._by_class[place] = self._rates_of(
+                prefill_log + place[0] * QUANTUM_LOG, decode_log + place[1] * QUANTUM_LOG
+            )
+        return rates
+
+    def measured(self, slot: int) -> Rates:
+        """The endpoint's own rates as far as they are known, before it is sorted into a class."""
+        prefill_log = self._prefill.pool_log()
+        own_log = self._prefill.level_log(slot, prefill_log)
+        return self._rates_of(own_log, self._decode_log(slot, own_log - prefill_log, prefill_log))
+
+    def _decode_log(self, slot: int, slower_log: float, prefill_log: float) -> float:
+        """Level of its decode steps. What is known of its prefills, how much slower than the pool's
+        they are, goes for its decode steps until they have been seen."""
+        return self._decode.level_log(slot, self._decode.pool_log(prefill_log) + slower_log)
 
     def assume(self, slot: int, rates: Rates) -> None:
         """Take these for the endpoint's rates until something is learned of it: they come from a
         saved state."""
-        self._rates[slot] = rates
+        self._assumed[slot] = rates
         self.version += 1
 
     def joined(self, slot: int) -> None:
@@ -172,8 +213,9 @@ class RateLearner:
         self._slots.pop(slot, None)
         self._prefill.forget(slot)
         self._decode.forget(slot)
-        if self._rates.pop(slot, None) is not None:
-            self.version += 1
+        known = self._assumed.pop(slot, None) is not None
+        if self._classes.pop(slot, None) is not None or known:
+            self._note_fastest()
 
     def restarted(self, slot: int) -> None:
         """Its process started again: what it was doing is gone, what it can do likely not."""
@@ -336,23 +378,37 @@ class RateLearner:
 
     def _publish(self, *slots: int | None) -> None:
         """Put learned rates where `rates` finds them, where they changed enough to matter."""
-        prefill_log = self._prefill.pool_log()
-        decode_log = self._decode.pool_log(prefill_log)
+        # Drawn to the prior twice over, so less: a pool of one endpoint has little evidence.
+        prefill_log = self._prefill.pool_log(self._prefill.pool_log())
+        decode_log = self._decode.pool_log(self._decode.pool_log(prefill_log))
         rates = self._rates_of(prefill_log, decode_log)
         if _changed(self._pool_rates, rates):
-            self._pool_rates = rates
+            self._pool_rates, self._pool_logs = rates, (prefill_log, decode_log)
+            self._by_class.clear()
             self.version += 1
         for slot in slots:
             if slot is None:
                 continue
-            own_log = self._prefill.level_log(slot, prefill_log)
-            # What is known of its prefills goes for its decode steps, until they have been seen.
-            likely_log = decode_log + own_log - prefill_log
-            rates = self._rates_of(own_log, self._decode.level_log(slot, likely_log))
-            old = self._rates.get(slot)
-            if old is None or _changed(old, rates):
-                self._rates[slot] = rates
-                self.version += 1
+            prefill_apart = self._prefill.apart_log(slot)
+            decode_apart = self._decode.apart_log(slot)
+            if prefill_apart is None:
+                prefill_apart = decode_apart or 0.0
+            if decode_apart is None:
+                # What is known of its prefills goes for its decode steps, until they were seen.
+                decode_apart = prefill_apart
+            old = self._classes.get(slot)
+            was = old or AS_THE_POOL
+            new = (_class(prefill_apart, was[0]), _class(decode_apart, was[1]))
+            if self._assumed.pop(slot, None) is not None or new != old:
+                self._classes[slot] = new
+                self._note_fastest()
+
+    def _note_fastest(self) -> None:
+        """Some class changed."""
+        self.version += 1
+        places = self._classes.values()
+        prefill = min((place[0] for place in places), default=0)
+        self._fastest = (prefill, min((place[1] for place in places), default=0))
 
     def _rates_of(self, prefill_log: float, decode_log: float) -> Rates:
         prior = self._prior
@@ -366,6 +422,12 @@ class RateLearner:
             step_request_s=prior.step_request_s * _bounded(decode * request),
             step_token_s=prior.step_token_s * _bounded(decode * context),
         )
+
+
+def _class(log: float, old: int) -> int:
+    """Of an endpoint that is so much slower than the pool and was in class `old`."""
+    place = log / QUANTUM_LOG
+    return old if abs(place - old) <= CLASS_HOLD else round(place)
 
 
 def _believed(count: int) -> int:
