@@ -380,5 +380,5 @@ class Decider:
         if status is not None:
             # 501 and 505 say what the engine cannot do at all, not that it is unwell.
             ok = status < 500 or status in {501, 505}
-            endpoint.proven |= ok
+            endpoint.proven |= status < 400
             self.pool.apply(Answered(endpoint, ok=ok), now_s)

@@ -505,19 +505,6 @@ def test_a_promise_below_a_millisecond_is_missed_and_costs_no_less_than_nothing(
         assert all(late > 0.0 for late in terms_of(costs)["late"])
 
 
-@pytest.mark.parametrize("promised_s", [9e-4, 1e-6, 5e-324])
-def test_a_promise_below_a_millisecond_is_missed_and_costs_no_less_than_nothing(
-    promised_s: float,
-) -> None:
-    pool = endpoints(2)
-    quick = Rates(token_s=1e-7, pair_s=0, step_s=9.5e-4, step_request_s=0, step_token_s=0)
-    forecast = forecast_of(pool, quick)
-    for promise in ({"slo_ttft_s": promised_s}, {"slo_tpot_s": promised_s}):
-        request = Request(prompt_tokens=1, **promise)
-        costs = PLAIN(request, pool, forecast, 0.0)
-        assert all(late > 0.0 for late in terms_of(costs)["late"])
-
-
 # Prefixes
 
 

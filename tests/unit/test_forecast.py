@@ -226,20 +226,6 @@ def test_G03_answers_of_an_endpoint_that_left_teach_nothing_about_who_has_its_sl
     assert old.inflight_requests == 0
 
 
-def test_G03_answers_of_an_endpoint_that_left_teach_nothing_about_who_has_its_slot_now() -> None:
-    decider = world(1)
-    (old,) = decider.pool.endpoints
-    decision = decider.decide(asking(1000), subset=None, now_s=0.0)
-    decider.pool.apply(Members((spec(1),)), 1.0)
-    (new,) = decider.pool.endpoints
-    assert new.slot == old.slot
-    decider.first_byte(decision, 2.0)
-    decider.ended(decision, 10.0, output_tokens=100, decode_s=8.0)
-    assert told(decider.forecast.learner, "first_byte") == []
-    assert told(decider.forecast.learner, "decoded") == []
-    assert old.inflight_requests == 0
-
-
 def test_a_restarted_engine_has_to_prove_itself_and_keeps_some_of_its_rates() -> None:
     decider = world(1)
     (endpoint,) = decider.pool.endpoints

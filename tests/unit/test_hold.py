@@ -561,29 +561,6 @@ def test_of_many_that_want_others_a_few_at_a_time_are_offered_an_endpoint_nobody
     assert set(cost.names) == {f"held {endpoint.slot}" for endpoint in busy}, "all get their turn"
 
 
-def test_thousands_whose_endpoint_left_are_decided_again_a_few_at_a_time() -> None:
-    desk = Desk(2, moved_max=50)
-    first, other = desk.endpoints
-    desk.offer("x", 9000, subset=(other.address,))
-    desk.offer("a", 5000, subset=(first.address,))
-    tickets = []
-    for n in range(60):
-        here = (first.address,) if n % 2 else (other.address,)
-        both = (first.address, other.address)
-        tickets.append(desk.offer(f"{n}", 5000, now_s=0.01 * n, subset=both if n % 2 else here))
-    tickets = [ticket for ticket in tickets if ticket.wants is first]
-    assert len(tickets) == 30
-    desk.hold.params = HoldParams(chunk_tokens=CHUNK, moved_max=20)
-    desk.decider.pool.apply(Members((other.spec,)), 1.0)
-    desk.hold.wake(1.0)
-    assert sum(ticket.wants is other for ticket in tickets) < 30
-    assert tickets[0].wants is other, "the oldest first"
-    desk.hold.wake(1.0)
-    assert all(ticket.wants is other for ticket in tickets)
-    since = [ticket.held_since_s for ticket in desk.hold._filed[other]]
-    assert since == sorted(since)
-
-
 def test_those_that_want_an_ejected_endpoint_are_decided_again() -> None:
     desk = Desk(2)
     first, other = desk.endpoints

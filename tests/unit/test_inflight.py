@@ -188,18 +188,3 @@ def test_predictions_far_ahead_of_requests_that_ended_are_not_kept() -> None:
     assert not waits.waiting
     inflight.advance(2e6)
     assert unseen.endpoint is None
-
-
-def test_predictions_far_ahead_of_requests_that_ended_are_not_kept() -> None:
-    inflight, e = Inflight(), endpoint()
-    unseen = charge_of(inflight, e, 1.0, now_s=0.0)
-    inflight.release_at(unseen, 2e6)
-    waits = charge_of(inflight, e, 1e6, now_s=0.0, blind=True)
-    for _ in range(500):
-        inflight.release(charge_of(inflight, e, 1e6, now_s=0.0, blind=True))
-        inflight.first_byte(charge_of(inflight, e, 1e6, now_s=0.0, blind=True), 0.0)
-        inflight.release(next(c for c in list(e.backlog) or [waits]))
-    assert inflight.requests < 600
-    assert len(inflight._due) < 600
-    inflight.advance(3e6)
-    assert unseen.endpoint is None

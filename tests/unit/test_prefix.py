@@ -363,7 +363,3 @@ def test_a_chain_that_meets_itself_is_learned_up_to_there(prompt: list[int], lea
 
 def test_a_block_longer_than_anything_names_nothing() -> None:
     assert name_blocks(b"x" * 1000, block_tokens=1 << 62, root=1, blocks_max=10) == []
-
-
-def test_a_block_longer_than_anything_names_nothing() -> None:
-    assert name_blocks(b"x" * 1000, block_tokens=1 << 62, root=1, blocks_max=10) == []

@@ -411,8 +411,3 @@ def test_a_mapping_without_metrics_is_refused() -> None:
 def test_ranks_whose_counts_add_up_to_no_exact_count_are_not_reported() -> None:
     ranks = "".join(f'{RUNNING}{{rank="{n}"}} {2**53 - 1}\n' for n in range(2000))
     assert read(ranks).running is None
-
-
-def test_ranks_whose_counts_add_up_to_no_exact_count_are_not_reported() -> None:
-    ranks = "".join(f'{RUNNING}{{rank="{n}"}} {2**53 - 1}\n' for n in range(2000))
-    assert read(ranks).running is None

@@ -22,7 +22,7 @@ TOKENS_MIN = 8
 """Output tokens from which the mean time per token says something."""
 OUTPUT_TOKENS = 300
 """Output expected of a request that sets no limit, until answers have been seen."""
-OUTPUT_TOKENS_MAX = 100_000
+OUTPUT_TOKENS_MAX = 8_192
 """No answer counts as longer in the mean: one absurd count must not keep charges for years."""
 MEAN_WEIGHT = 0.02
 """Part of each new value in a running mean."""
