@@ -3,7 +3,10 @@
 import asyncio
 import time
 
+import pytest
+
 from epp.app import App
+from epp.build import compiled
 from epp.config import load_config, resolve
 from epp.core.decide import Decision
 from epp.core.errors import DropReason, RequestDropped
@@ -84,6 +87,7 @@ class Rotten:
         return self._match(request)
 
 
+@pytest.mark.skipif(compiled(), reason="plants a bug that compiled code does not look up")
 def test_a_bug_in_a_later_decision_ends_that_request_alone() -> None:
     world = Held()
     first, _ = world.ask()
