@@ -44,6 +44,7 @@ compiled: $(VENV)/.installed  ## a copy in build/compiled whose request path is 
 	@cp -rp epp bench tests protos docs deploy pyproject.toml setup.py README.md LICENSE CHANGELOG.md \
 		CONTRIBUTING.md Makefile Dockerfile $(COMPILED)
 	@cd $(COMPILED) && EPP_COMPILE=1 $(abspath $(BIN))/python setup.py -q build_ext --inplace
+	@echo "to run it: cd $(COMPILED) && $(abspath $(BIN))/python -m epp serve ..."
 
 test-compiled: compiled  ## the tests of the request path against the compiled copy
 	@cd $(COMPILED) && PYTHONPATH=. $(abspath $(BIN))/pytest -q tests/wire tests/unit tests/integration $(ARGS)

@@ -58,13 +58,15 @@ def explain(decision: Decision) -> str:
 
 
 def _explain_costs(decision: Decision) -> str:
-    """What stands before the request where it goes and what it takes there; what it would have
-    taken at the next best, and at the one that holds the most, if that is another."""
+    """What stands before the request where it goes and what it costs there; what it would have
+    cost at the next best, and at the one that holds the most, if that is another."""
     pick = decision.pick
     chosen, *others = by_rank(pick)
-    takes = f"takes {_seconds(pick.totals[chosen])}"
+    costs = f"costs {_seconds(_cost(chosen, decision))}"
     parts = [_held_in_words(chosen, decision), _behind(chosen, decision) or "nothing before it"]
-    text = f"{pick.endpoint.address}: {', '.join(parts)}, {takes}{_late(chosen, decision)}"
+    text = f"{pick.endpoint.address}: {', '.join(parts)}, {costs}{_late(chosen, decision)}"
+    if pick.endpoint.on_probation:
+        text += ", tried again after an ejection"
     if not others:
         return f"{text}; the only candidate"
     held = [_held(endpoint, decision) for endpoint in pick.candidates]
@@ -72,7 +74,7 @@ def _explain_costs(decision: Decision) -> str:
     most = max(others, key=held.__getitem__)
     if most != others[0] and held[most] > max(held[chosen], held[others[0]]):
         shown.append(most)
-    return "; ".join([text, *(_would_take(at, decision) for at in shown)])
+    return "; ".join([text, *(_would_cost(at, decision) for at in shown)])
 
 
 def by_rank(pick: Pick) -> list[int]:
@@ -82,13 +84,12 @@ def by_rank(pick: Pick) -> list[int]:
     return sorted(order, key=lambda i: pick.candidates[i] is not pick.endpoint)
 
 
-def _would_take(at: int, decision: Decision) -> str:
-    pick = decision.pick
-    endpoint = pick.candidates[at]
+def _would_cost(at: int, decision: Decision) -> str:
+    endpoint = decision.pick.candidates[at]
     held = _held(endpoint, decision)
     how = f"with {held} cached" if held else "cold"
     behind = _behind(at, decision)
-    text = f"{endpoint.address} would take {_seconds(pick.totals[at])} {how}"
+    text = f"{endpoint.address} would cost {_seconds(_cost(at, decision))} {how}"
     return f"{text}{behind and f', {behind}'}{_late(at, decision)}"
 
 
@@ -119,6 +120,11 @@ def _behind(at: int, decision: Decision) -> str:
 
 def _late(at: int, decision: Decision) -> str:
     return ", later than promised" if _term("late", at, decision) else ""
+
+
+def _cost(at: int, decision: Decision) -> float:
+    """Without what is added or taken off for a broken promise or a first try."""
+    return sum(term.scores[at] for term in decision.pick.terms if term.name != "late")
 
 
 def _term(name: str, at: int, decision: Decision) -> float:

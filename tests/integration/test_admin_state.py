@@ -124,8 +124,8 @@ async def test_a_running_picker_explains_a_request(tmp_path) -> None:
         )
         out, err = await explaining.communicate()
     assert (explaining.returncode, err) == (0, b"")
-    assert out.startswith(b"10.0.0.1:8000: 1984 of 2048 tokens cached, nothing before it, takes ")
-    assert b"; 10.0.0.2:8000 would take " in out
+    assert out.startswith(b"10.0.0.1:8000: 1984 of 2048 tokens cached, nothing before it, costs ")
+    assert b"; 10.0.0.2:8000 would cost " in out
     assert b" behind 3 prefills" in out
 
 
@@ -166,7 +166,7 @@ async def test_D11_requests_pass_while_a_million_blocks_are_written() -> None:
                 size_bytes += len(piece)
         watching.cancel()
     assert size_bytes > BLOCKS_MAX * 17
-    assert longest_s < 0.03, "the whole page takes 0.1 s"
+    assert longest_s < 0.03, "the whole page costs 0.1 s"
 
 
 def test_D11_beyond_the_bound_the_oldest_blocks_are_left_out_and_counted() -> None:

@@ -99,7 +99,7 @@ def test_an_engine_that_was_restarted_is_learned_on() -> None:
     )
     learner = policy.decider.forecast.learner
     assert learner.state(3).prefills > 30
-    assert work_error(learner.rates(3), fleet.kinds[3].cost) < 0.15
+    assert work_error(learner.measured(3), fleet.kinds[3].cost) < 0.15
 
 
 # -- the scrapes themselves ----------------------------------------------------------------

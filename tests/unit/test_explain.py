@@ -74,8 +74,8 @@ def test_a_cost_is_explained_by_what_is_cached_what_waits_and_the_next_best() ->
     decision = warm(decider_of(COST))
     assert reason_of(decision) is Reason.PREFIX
     assert explain(decision) == (
-        "10.0.0.3:8000: 7168 of 8192 tokens cached, 0.38 s behind 2 prefills, takes 0.59 s; "
-        "10.0.0.1:8000 would take 0.69 s cold"
+        "10.0.0.3:8000: 7168 of 8192 tokens cached, 0.38 s behind 2 prefills, costs 0.59 s; "
+        "10.0.0.1:8000 would cost 0.69 s cold"
     )
 
 
@@ -97,11 +97,11 @@ def test_who_holds_most_is_named_also_where_it_is_not_the_next_best() -> None:
     decision = decider.decide(prompt(8192, "h", 4096), subset=None, now_s=0.0)
     assert reason_of(decision) is Reason.SPREAD
     text = explain(decision)
-    assert text.startswith("10.0.0.1:8000: 8192 tokens to compute, nothing before it, takes ")
+    assert text.startswith("10.0.0.1:8000: 8192 tokens to compute, nothing before it, costs ")
     second, third = text.split("; ")[1:]
-    assert second.startswith("10.0.0.2:8000 would take ")
+    assert second.startswith("10.0.0.2:8000 would cost ")
     assert second.endswith(" cold, 0.006 s behind 1 prefill")
-    assert third.startswith("10.0.0.3:8000 would take ")
+    assert third.startswith("10.0.0.3:8000 would cost ")
     assert " with 4096 cached, " in third
     assert third.endswith(" behind 4 prefills")
 
@@ -113,7 +113,7 @@ def test_a_promise_that_will_be_broken_and_an_unproven_endpoint_are_said() -> No
     send_to(decider, 1, prompt(1000))
     decision = decider.decide(prompt(8192, slo_ttft_s=0.001), subset=None, now_s=0.0)
     text = explain(decision)
-    assert "behind 1 prefill and not proven yet, takes " in text
+    assert "behind 1 prefill and not proven yet, costs " in text
     assert text.endswith(" s, later than promised; the only candidate")
 
 

@@ -57,8 +57,8 @@ def test_a_saved_state_explains_a_request(files, capsys) -> None:
     assert printed.err == ""
     first, blank, head, *rows = printed.out.splitlines()
     assert first.startswith("10.0.0.2:8000: 2368 of ")
-    assert " tokens cached, 0.063 s behind 1 prefill, takes 0." in first
-    assert "; 10.0.0.3:8000 would take 0." in first
+    assert " tokens cached, 0.063 s behind 1 prefill, costs 0." in first
+    assert "; 10.0.0.3:8000 would cost 0." in first
     assert first.endswith(" s cold")
     assert blank == ""
     assert head.endswith("decode s  crowd s  cost s")

@@ -576,3 +576,21 @@ def test_an_endpoint_at_a_border_does_not_change_its_class_to_and_fro() -> None:
         served(learner, 0, 0.945 if n % 2 else 0.955, prefills=1, at_s=1000.0 + 10 * n)
         seen.add(learner.rates(0) == learner.rates(1))
     assert seen == {True}
+
+
+def test_histograms_alone_make_nobody_faster_than_the_pool() -> None:
+    """Where first bytes are hidden a herd goes unseen: better to miss that one is fast."""
+    learner = RateLearner(work_bias_ratio=1.0)
+    for slot, speed in enumerate((1.0, 1.0, 3.0, 0.3)):
+        for n in range(41):
+            learner.histograms(
+                slot,
+                prefill_s=n and (PRIOR.work_s(4000, 0) + 0.012) / speed,
+                computed_tokens=n and 4000,
+                prefills=n and 1,
+                now_s=100.0 + 10.0 * n,
+            )
+    assert learner.measured(2).token_s < 0.5 * learner.rates(2).token_s
+    assert all(learner.rates(2).token_s <= learner.rates(slot).token_s for slot in range(4))
+    assert learner.rates(2) is learner._pool_rates
+    assert learner.rates(3).token_s > 1.5 * learner.rates(0).token_s

@@ -182,13 +182,21 @@ class PoolFit:
         """Level of the endpoint that was the last to leave."""
 
     def learn(
-        self, slot: int, parts: Parts, observed_s: float, *, count: float, worth: float
+        self,
+        slot: int,
+        parts: Parts,
+        observed_s: float,
+        *,
+        count: float,
+        worth: float,
+        shapes: bool = True,
     ) -> int | None:
         """One observation.
 
         Args:
             count: requests it stands for, > 0.
             worth: the same, less for what says less about the level; > 0.
+            shapes: the parts are known well enough to tell what share each has in the time.
         Returns: another slot whose level may have changed, if any.
         """
         evidence = self._evidence.get(slot)
@@ -199,7 +207,8 @@ class PoolFit:
         evidence.newest = self._observations
         evidence.add(parts, observed_s, count, worth)
         self._refresh(evidence)
-        self.shape.learn(parts, observed_s / math.exp(evidence.level_log))
+        if shapes:
+            self.shape.learn(parts, observed_s / math.exp(evidence.level_log))
         if self._observations % REFRESH_EVERY:
             return None
         self._turn.rotate(-1)

@@ -52,7 +52,7 @@ SECONDS_MAX = 1e6
 QUANTUM_LOG = 0.1
 """Endpoints are sorted into classes of speed, 10 % apart, the pool's in the middle, and those of
 one class have equal rates. Two endpoints of the same kind never look exactly alike; without classes
-the one that looks a hair faster would take every request of an idle pool."""
+the one that looks a hair faster would cost every request of an idle pool."""
 CLASS_HOLD = 0.7
 """An endpoint changes its class when it is further than this from the class's middle, in classes:
 beyond half of one, so that it does not waver at a border."""
@@ -123,7 +123,7 @@ class _Slot:
 
     __slots__ = (
         "answers", "error_ratio", "first_bytes", "histograms", "learned_s", "prefill_time",
-        "prefills",
+        "prefills", "told",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -133,6 +133,8 @@ class _Slot:
         self.prefills = self.answers = 0
         self.error_ratio: float | None = None
         self.learned_s: float | None = None
+        self.told = False
+        """Its newest prefills are known from its histograms only."""
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)  # a simulation knows its engines' rates
@@ -262,6 +264,7 @@ class RateLearner:
         group = state.first_bytes.add(parts, service_s, now_s, same_step=same_step)
         state.prefill_time.add(rates.work_s(uncached, matched), now_s)
         if group is not None:
+            state.told = False
             state.learned_s = newest_s
             self._note_error(slot, state, group)
             self._learn_prefills(slot, state, group)
@@ -322,6 +325,7 @@ class RateLearner:
         )
         if learned is None or now_s - self._first_byte_s < SEEN_S:
             return
+        state.told = True
         state.learned_s = now_s
         count = min(learned.prefills, TOKENS_MAX)
         # The sum of squares is not told: as if all prompts were alike, and nothing was matched.
@@ -329,7 +333,8 @@ class RateLearner:
         token, pair = self._work_parts(tokens, 0.0)
         step = self._steps(tokens) * self._prior.step_s
         parts = (count * token, count * pair, count * step)
-        self._learn_prefills(slot, state, Group(parts, learned.observed_s, count))
+        # Nor is told what was matched, so the sums say how fast it is and not why.
+        self._learn_prefills(slot, state, Group(parts, learned.observed_s, count), shapes=False)
 
     def state(self, slot: int) -> RateState:
         """For the debug page."""
@@ -367,13 +372,17 @@ class RateLearner:
         mean = state.error_ratio
         state.error_ratio = error if mean is None else mean + ERROR_WEIGHT * (error - mean)
 
-    def _learn_prefills(self, slot: int, state: _Slot, group: Group) -> None:
+    def _learn_prefills(
+        self, slot: int, state: _Slot, group: Group, *, shapes: bool = True
+    ) -> None:
         parts, observed_s, prefills = group
         state.prefills += prefills
         # Steps are the least certain part: what consists of them says little about the work.
         count = min(COUNT_MAX, float(prefills))
         worth = count * (parts[0] + parts[1]) / (parts[0] + parts[1] + parts[2])
-        other = self._prefill.learn(slot, parts, observed_s, count=count, worth=worth)
+        other = self._prefill.learn(
+            slot, parts, observed_s, count=count, worth=worth, shapes=shapes
+        )
         self._publish(slot, other)
 
     def _publish(self, *slots: int | None) -> None:
@@ -399,6 +408,10 @@ class RateLearner:
             old = self._classes.get(slot)
             was = old or AS_THE_POOL
             new = (_class(prefill_apart, was[0]), _class(decode_apart, was[1]))
+            if slot in self._slots and self._slots[slot].told:
+                # What histograms tell is rough, and where nothing else is known a herd goes
+                # unseen: nobody is taken to be faster than the pool on their word.
+                new = (max(0, new[0]), max(0, new[1]))
             if self._assumed.pop(slot, None) is not None or new != old:
                 self._classes[slot] = new
                 self._note_fastest()
