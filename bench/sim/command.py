@@ -30,6 +30,7 @@ from bench.sim.report import (
 )
 from bench.sim.runner import Journal, made_before, run_all
 from bench.sim.runs import Bench, MakePolicy, code_digest
+from epp.core.errors import ConfigError
 
 TEXT_BYTES_MAX = 1 << 20
 """Of a configuration file."""
@@ -134,12 +135,17 @@ def grid_choice(options: Options) -> Choice:
 def replay_choice(options: Options) -> Choice:
     """One cell, the log; a policy per configuration, and the peers that are asked for.
 
-    Raises: CommandError, ConfigError, OSError.
+    Raises: CommandError, OSError.
     """
     from bench.sim.ours import from_config
 
     texts = {_stem(path, options.configs): _text(path) for path in options.configs}
-    policies: dict[str, MakePolicy] = {name: from_config(text) for name, text in texts.items()}
+    policies: dict[str, MakePolicy] = {}
+    for name, text in texts.items():
+        try:
+            policies[name] = from_config(text)
+        except ConfigError as error:
+            raise CommandError(f"configuration {name}: {error}") from None
     kinds: dict[str, Kind] = dict.fromkeys(policies, "ours")
     if options.policies:
         table, known = known_policies()
