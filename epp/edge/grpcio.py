@@ -258,11 +258,16 @@ class _Method:
         self.calls_max = calls_max
         self.outlives_half_close = outlives_half_close
         self.calls: set[_Call] = set()
+        self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         """Writers and readers; gRPC's own end of a call may come before theirs."""
 
     async def handle(self, _messages: object, context: aio.ServicerContext) -> None:
         """Serve one RPC; grpc.aio runs this in a task of its own."""
+        if self._closed:
+            context.set_code(grpc.StatusCode.UNAVAILABLE)
+            context.set_details("stopping")
+            return
         if len(self.calls) >= self.calls_max:
             context.set_code(grpc.StatusCode.RESOURCE_EXHAUSTED)
             context.set_details(f"{self.calls_max} streams are open already")
@@ -283,8 +288,9 @@ class _Method:
 
     async def close(self) -> None:
         """After the server has stopped: tell every stream, and let the tasks end, so that none is
-        cancelled in the middle of a native operation when the event loop closes. No call begins
-        any more: before it cancels calls grpc.aio's stop awaits the task that takes them in."""
+        cancelled in the middle of a native operation when the event loop closes. A call that
+        grpc.aio took in before it stopped, and whose task begins only now, is given no stream."""
+        self._closed = True
         for call in tuple(self.calls):
             call.close()
         if self._tasks:

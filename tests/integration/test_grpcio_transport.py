@@ -10,8 +10,10 @@ import sys
 import time
 from collections.abc import Callable
 
+import grpc
 import pytest
 
+from epp.edge import grpcio
 from tests.integration.transports import (
     GRPCIO,
     HEADERS,
@@ -157,3 +159,22 @@ async def test_it_works_on_uvloop() -> None:
         timeout=60,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "closed\n", "")
+
+
+async def test_a_call_whose_task_begins_as_the_server_stops_is_given_no_stream() -> None:
+    """grpc.aio takes a call in and runs its handler later; a stream made then would be told of its
+    end after `drain` had returned."""
+    streams = Recorders()
+    method = grpcio._Method(streams, limits=grpcio.Limits(), calls_max=9)
+    codes: list[grpc.StatusCode] = []
+
+    class Context:
+        def set_code(self, code: grpc.StatusCode) -> None:
+            codes.append(code)
+
+        def set_details(self, details: str) -> None:
+            assert details
+
+    await method.close()
+    await method.handle(None, Context())
+    assert (streams.made, codes) == ([], [grpc.StatusCode.UNAVAILABLE])
