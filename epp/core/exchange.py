@@ -65,7 +65,6 @@ class Exchange:
     __slots__ = (
         "_body",
         "_decider",
-        "_hold",
         "_params",
         "_reported",
         "_request_headers",
@@ -85,6 +84,7 @@ class Exchange:
         "finished_s",
         "first_byte_s",
         "held_since_s",
+        "hold",
         "ignored_messages",
         "last_byte_s",
         "phase",
@@ -110,7 +110,7 @@ class Exchange:
         self._decider = decider
         self._params = params
         self._watcher = watcher
-        self._hold = hold
+        self.hold = hold
         self._ticket: Ticket | None = None
         self._trailers = False
         self.answer_later: Callable[[Callable[[], Sequence[Reply]]], None] | None = None
@@ -251,10 +251,10 @@ class Exchange:
     def _send_on(self, now_s: float) -> Sequence[Reply]:
         """The request is complete: decide and answer, or hold it."""
         request = self._read(self._body.whole())
-        if self._hold is None or self.answer_later is None:
+        if self.hold is None or self.answer_later is None:
             return self._forward(self._decide(request, now_s))
         self.request = request
-        offered = self._hold.offer(
+        offered = self.hold.offer(
             request,
             subset=self.subset if self._params.use_subset else None,
             now_s=now_s,
@@ -285,8 +285,8 @@ class Exchange:
         raise outcome.dropped
 
     def _withdraw(self) -> None:
-        if self._hold is not None and self._ticket is not None:
-            self._hold.withdraw(self._ticket)
+        if self.hold is not None and self._ticket is not None:
+            self.hold.withdraw(self._ticket)
             self._ticket = None
 
     # -- decision --------------------------------------------------------------------------
@@ -414,8 +414,8 @@ class Exchange:
             if self.decision is not None:
                 ok = self.status is None or self.status < 400
                 self._decider.first_byte(self.decision, now_s, ok=ok)
-                if self._hold is not None:
-                    self._hold.wake(now_s)
+                if self.hold is not None:
+                    self.hold.wake(now_s)
 
     def _on_response_trailers(self, _event: ResponseTrailers, now_s: float) -> Sequence[Reply]:
         self._finish(Cause.NATURAL, now_s)
@@ -433,12 +433,13 @@ class Exchange:
         self.finished_s = now_s
         self._body.drop()
         self._withdraw()
+        self.answer_later = None
         if self._usage_reader is not None:
             self._usage_reader.end()
         if self.decision is not None:
             self._release(self.decision, self._usage_reader, now_s)
-            if self._hold is not None:
-                self._hold.wake(now_s)
+            if self.hold is not None:
+                self.hold.wake(now_s)
 
     def _release(self, decision: Decision, usage: UsageReader | None, now_s: float) -> None:
         if self.cause is not Cause.NATURAL:

@@ -34,7 +34,10 @@ class ExtProcStream:
         self._exchange = exchange
         self._clock = clock
         self._on_bug = on_bug
-        exchange.answer_later = self._answer_later
+        if (
+            exchange.hold is not None
+        ):  # else the two would hold each other, and only the collector end it
+            exchange.answer_later = self._answer_later
 
     def on_message(self, data: bytes) -> None:
         """Decode, decide, answer; then let the exchange learn from it."""

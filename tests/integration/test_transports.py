@@ -262,6 +262,9 @@ async def test_A24_a_reset_at_any_point_closes_the_stream_exactly_once_and_silen
         await streams.made[0].closed.wait()
         other = process(channel)
         await other.write(b"the connection lives on")
+        while len(streams.made) < 2:  # noqa: ASYNC110 - bounded by `connected`
+            await asyncio.sleep(0)
+        await streams.made[1].got.wait()
         await reset(other)
     assert [stream.closes for stream in streams.made] == [1] * len(streams.made)
     assert server.streams_inflight == 0

@@ -1,3 +1,4 @@
+import gc
 from collections.abc import Sequence
 
 import pytest
@@ -5,6 +6,7 @@ import pytest
 from epp.build import compiled
 from epp.core.errors import DropReason, RequestDropped
 from epp.core.exchange import Exchange
+from epp.core.flow.hold import Hold
 from epp.core.messages import HeadersReply
 from epp.wire.extproc import encode_reply
 from epp.wire.refusing import RefusingStream
@@ -138,3 +140,26 @@ def test_a_stream_too_many_is_refused_once_and_readably() -> None:
     assert b"rejected-saturated" in wire.sent[0]
     assert b"too many requests" in wire.sent[0]
     assert wire.status == (0, "")
+
+
+@pytest.mark.parametrize("holds", [False, True])
+def test_a_stream_that_is_over_is_freed_without_the_collector(*, holds: bool) -> None:
+    """Thousands a second would else wait for it, with their headers and bodies."""
+    world = World(1)
+    hold = Hold(world.decider) if holds else None
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(50):
+            exchange = world.exchange(hold=hold)
+            stream = ExtProcStream(
+                transport=Wire(), exchange=exchange, clock=lambda: 1.0, on_bug=lambda *_: None
+            )
+            stream.on_message(get_request())
+            stream.on_close()
+        del exchange, stream
+        world.watched.decided_exchanges.clear()
+        world.watched.finished_exchanges.clear()
+        assert gc.collect() < 50, "not one per stream"
+    finally:
+        gc.enable()
