@@ -64,8 +64,8 @@ bench-pick: compiled  ## cost of one decision: parse, match, score, pick, learn;
 bench-prefix: $(VENV)/.installed  ## memory and time of the prefix index
 	@$(BIN)/python -m bench.prefix_index $(ARGS)
 
-bench-transport: $(VENV)/.installed  ## fast and grpcio in turn: direct, behind Envoy, many open streams
-	@$(BIN)/python -m bench.transport $(ARGS)
+bench-transport: compiled  ## fast and grpcio in turn: direct, behind Envoy, many open streams; compiled
+	@cd $(COMPILED) && PYTHONPATH=. $(abspath $(BIN))/python -m bench.transport $(ARGS)
 
 bench-policies: $(VENV)/.installed  ## routing policies on traces, in virtual time (ARGS=--quick; --help)
 	@$(BIN)/python -m bench.sim $(ARGS)
