@@ -32,6 +32,8 @@ plugins:
     parameters:
       maxNumOfEndpoints: {endpoints}
 limits:
+  # A scrape that is late on a busy machine is no problem of the picker's.
+  scrapeTimeout: 60s
   bodyBytesMax: {body_bytes}
 """
 EPP_FLAGS = (

@@ -19,6 +19,7 @@ from tests.e2e.upstreams import Upstreams
 CONFIG = """\
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
+limits: {{scrapeTimeout: 60s}}
 plugins:
   - type: file-discovery
     parameters:

@@ -28,6 +28,7 @@ SSE = [("content-type", "text/event-stream")]
 CONFIG = """\
 apiVersion: llm-d.ai/v1alpha1
 kind: EndpointPickerConfig
+limits: {scrapeTimeout: 60s}
 plugins:
   - type: expected-latency
     parameters: {hold: true, maxNumSeqs: 1}
