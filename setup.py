@@ -12,8 +12,10 @@ from typing import Any
 from setuptools import setup
 
 COMPILED = (
+    "epp/core/answer.py",
     "epp/core/bodies.py",
     "epp/core/decide.py",
+    "epp/core/directing.py",
     "epp/core/endpoint.py",
     "epp/core/exchange.py",
     "epp/core/inflight.py",
@@ -23,11 +25,15 @@ COMPILED = (
     "epp/core/latency/fit.py",
     "epp/core/latency/forecast.py",
     "epp/core/latency/rates.py",
+    "epp/core/modelscan.py",
     "epp/core/parse.py",
     "epp/core/prompt.py",
     "epp/core/rawjson.py",
+    "epp/core/renaming.py",
     "epp/core/replying.py",
+    "epp/core/rewrite.py",
     "epp/core/schedule.py",
+    "epp/core/serving.py",
     "epp/core/usage.py",
     "epp/edge/metrics.py",
     "epp/edge/telemetry.py",

@@ -4,8 +4,8 @@
 engines answer over HTTP at their pace, `epp serve` decides, Envoy forwards, a client reads streams.
 
 - round robin: Envoy's own, the same bootstrap without the ext_proc filter (see `bench.demo.arms`)
-- reference: this EPP with the weighted scorers the reference's chart installs, and the reference's
-  own period of scrapes, 50 ms: its scorers live on fresh ones
+- reference scorers: this EPP with the weighted scorers the reference EPP's chart installs, and its
+  period of scrapes, 50 ms: its scorers live on fresh ones
 - expected latency: this EPP without a configuration file, which scrapes once a second
 
 A round is one seed's workload once under each of them, one after the other, in another order each
@@ -63,6 +63,8 @@ KV_BLOCKS = 6_500
 """Of 16 tokens, per engine: room for the conversations of two engines of four, not of all."""
 MEASURED = 1
 """Phase that counts."""
+ROUNDS_MIN = 3
+"""For an interval: that of two rounds is 12.7 standard errors wide, which says nothing."""
 BUSY_RATIO_MAX = 0.8
 """Of the machine's cores, or of the one core of a process: beyond it times measure the machine."""
 TTFTS = ("mean_s", "p50_s", "p90_s", "p99_s")
@@ -78,7 +80,9 @@ class Router(msgspec.Struct, frozen=True):
 
 
 WEIGHTED = Path(__file__).parents[1] / "deploy" / "config" / "weighted.yaml"
-REFERENCE = Router("reference", (f"--config-file={WEIGHTED}", "--refresh-metrics-interval=50ms"))
+REFERENCE = Router(
+    "reference scorers", (f"--config-file={WEIGHTED}", "--refresh-metrics-interval=50ms")
+)
 ROUTERS = (
     Router("round robin", bootstrap=without_ext_proc),
     REFERENCE,
@@ -295,9 +299,11 @@ def rows_of(samples: Sequence[Sample]) -> list[Row]:
 
 
 def paired_ratio(own: Sequence[Sample], reference: Sequence[Sample], key: str) -> Interval:
-    """Geometric mean over the seeds of own / reference figure."""
+    """Geometric mean over the seeds of own / reference figure; without ends below `ROUNDS_MIN`."""
     pairs = zip(own, reference, strict=True)
     logs = t_interval([math.log(getattr(a, key) / getattr(b, key)) for a, b in pairs])
+    if len(own) < ROUNDS_MIN:
+        return Interval(math.exp(logs.mean))
     ends = [None if end is None else math.exp(end) for end in (logs.low, logs.high)]
     return Interval(math.exp(logs.mean), *ends)
 
@@ -333,7 +339,8 @@ def report_text(result: Report, arms: Sequence[Arm]) -> str:
     parts = [
         f"TTFT in ms: median (min..max) of {rounds} rounds",
         table(head, [_ttft_text(row) for row in rows]),
-        f"Ratio to the {REFERENCE.name} in the same round: mean (95 %); below 1 is faster",
+        f"Ratio to the {REFERENCE.name} in the same round: {_interval_text(rounds)}; "
+        "below 1 is faster",
         table(("", *head[4:]), [(row.router, *_ratio_texts(row)) for row in ratios]),
         "Cores in use (median): busiest engine, all engines, ..., this bench, the whole machine",
         table(("", *used), [(r.router, *(f"{r.cores[k].median:.2f}" for k in used)) for r in rows]),
@@ -341,6 +348,16 @@ def report_text(result: Report, arms: Sequence[Arm]) -> str:
         "Machine: " + ", ".join(f"{name} {value}" for name, value in result.machine.items()),
     ]
     return "\n\n".join([*parts, *(f"WARNING {text}" for text in result.warnings)])
+
+
+def _interval_text(rounds: int) -> str:
+    if rounds >= ROUNDS_MIN:
+        return "mean (95 %)"
+    return f"mean, no interval: that needs {ROUNDS_MIN} rounds or more, and there {_are(rounds)}"
+
+
+def _are(rounds: int) -> str:
+    return "is one" if rounds == 1 else f"are {rounds}"
 
 
 def _ttft_text(row: Row) -> tuple[str, ...]:

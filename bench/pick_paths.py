@@ -22,6 +22,8 @@ from epp.core.model import EndpointSpec, Load
 from epp.core.parse import parse_request
 from epp.core.pool import Members, Pool, Scraped
 from epp.core.schedule import Profile
+from epp.core.serving import Pools, Serving
+from epp.core.streams import NOT_SAID
 from epp.edge.telemetry import Telemetry
 from epp.wire.extproc import decode_request
 from epp.wire.stream import ExtProcStream
@@ -41,6 +43,8 @@ MESSAGES = (
 
 class NullTransport:
     """Sends nothing."""
+
+    called = NOT_SAID
 
     def send(self, messages: Sequence[bytes]) -> None:
         """Drop them."""
@@ -79,10 +83,10 @@ class World:
         self.decider = self._decider(profile, self.keeper)
         # It reads matches that somebody else has looked up: schedule without match.
         self.scheduler = self._decider(profile, None)
+        self.pools = Pools(Serving("bench", self.decider))
         self.telemetry = Telemetry(
-            decider=self.decider,
+            pools=self.pools,
             clock=time.monotonic,
-            pool_name="bench",
             label_values_max=plan.limits.label_values_max,
         )
         self.prompts = Prompts(kib * 1024)
@@ -218,9 +222,7 @@ class Exchanges:
         return make
 
     def _exchange(self, watcher: Watcher) -> Exchange:
-        return Exchange(
-            decider=self._world.decider, params=self._params, watcher=watcher, now_s=2.0
-        )
+        return Exchange(pools=self._world.pools, params=self._params, watcher=watcher, now_s=2.0)
 
     def _serve(
         self,
@@ -254,6 +256,7 @@ class Exchanges:
         request = exchange.request
         assert request is not None
         other = self._exchange(NullWatcher())
+        (other.serving,) = self._world.pools.all
         other.decision = self._world.scheduler.decide(request, subset=None, now_s=2.0)
         self._live.append(other)
         if len(self._live) > INFLIGHT:

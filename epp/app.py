@@ -14,43 +14,48 @@ import logging
 import signal
 import ssl
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 
 import uvloop
 
 from epp.build import compiled
+from epp.cluster import Cluster, serves_several, wants_cluster
 from epp.config import Plan
-from epp.config.parameters import EngineConfig, MetricsDataSource
 from epp.core.bodies import Bodies
-from epp.core.decide import Decider, PrefixKeeper
 from epp.core.errors import ConfigError, DropReason, RequestDropped
 from epp.core.exchange import Exchange, ExchangeParams
-from epp.core.flow.hold import Hold, params_of
-from epp.core.inflight import Inflight
-from epp.core.latency.expected import ExpectedLatency
-from epp.core.latency.forecast import Forecast
+from epp.core.flow.hold import params_of
 from epp.core.parse import ParseLimits
-from epp.core.pool import Members, Pool, PoolEvent
+from epp.core.pool import Members
 from epp.core.prompt import BYTES_PER_TOKEN, PromptLimits
-from epp.core.streams import Stream, Transport
+from epp.core.serving import Pools
+from epp.core.streams import NOT_SAID, Stream, Transport
 from epp.edge import grpcio, http2, logs
-from epp.edge.admin import AdminServer, debug_state
+from epp.edge.admin import AdminServer, StatePage, debug_state
+from epp.edge.admin_tls import AdminTls
 from epp.edge.discovery import FileDiscovery, StaticDiscovery, parse_endpoints
 from epp.edge.grpcio import GrpcioServer
 from epp.edge.health import Health
 from epp.edge.http2 import Http2Server
-from epp.edge.scrape import ENGINE_LABELS, EngineChooser, Scraper, ScrapeSettings
+from epp.edge.metrics import Reading
 from epp.edge.telemetry import Telemetry
 from epp.edge.tls import CertificateFiles, CertificateSource, SelfSigned
 from epp.flags import ServeOptions
-from epp.wire.exposition import ENGINES, EngineMapping, MetricSpec
+from epp.scraping import read_scraping
+from epp.sites import ClusterSites, Job, Site
 from epp.wire.refusing import RefusingStream
 from epp.wire.stream import ExtProcStream
 
 DRAIN_NOTICE_S = 2.0
 """After SIGTERM new streams are served for this long, since gateways need to notice first."""
+HAND_OVER_S_MAX = 10.0
+"""After SIGTERM a leader serves on until another one leads, but not for longer."""
+RELEASE_S = 1.0
+"""The Lease is released even where there is no time to drain."""
 LAST_WORDS_S = 0.5
 """Before the end of a drain, who is held still is refused: a stream that is cut says nothing."""
 TICK_S = 0.5
@@ -66,16 +71,21 @@ TLS_VERSIONS = {
     "VersionTLS13": ssl.TLSVersion.TLSv1_3,
 }
 POOL_NAME = "static"
-"""Label `name` of the pool's gauges while there is no InferencePool."""
+"""Label `name` of the pool's gauges where there is no InferencePool."""
+NO_ENVIRONMENT: Mapping[str, str] = MappingProxyType({})
 
 log = logging.getLogger(__name__)
 
 
-def run(options: ServeOptions, plan: Plan) -> int:
-    """Serve until a signal; returns the exit status."""
+def run(options: ServeOptions, plan: Plan, environ: Mapping[str, str]) -> int:
+    """Serve until a signal; returns the exit status.
+
+    Args:
+        environ: of the process; says in which cluster and namespace it is.
+    """
     logs.configure(verbosity=options.v, form=options.log_format)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(App(options, plan).serve())
+        return runner.run(App(options, plan, environ).serve())
 
 
 class App:
@@ -85,37 +95,33 @@ class App:
         cannot be used.
     """
 
-    def __init__(self, options: ServeOptions, plan: Plan) -> None:
+    def __init__(
+        self, options: ServeOptions, plan: Plan, environ: Mapping[str, str] = NO_ENVIRONMENT
+    ) -> None:
         self._options = options
         self._plan = plan
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
-        rng = Random()
+        self._rng = Random()
         bodies = Bodies(plan.limits.bodies_bytes_max)
-        self.pool = Pool(stale_after_s=_stale_after_s(options, plan))
-        self.decider = Decider(
-            pool=self.pool,
-            profile=plan.profiles[0],
-            inflight=Inflight(plan.inflight),
-            prefix=None if plan.prefix is None else PrefixKeeper(plan.prefix),
-            rng=rng,
-            forecast=_forecast_of(plan),
-        )
-        self._hold = _hold_of(plan, self.decider)
-        self._held = asyncio.Event()
-        if self._hold is not None:
-            self._hold.on_first = self._held.set
+        self._several = serves_several(options)
+        self.pools = Pools(several=self._several)
+        self._sites: list[Site] = []
+        """Those that are there from the start."""
+        self._may_hold = params_of(plan.profiles[0].cost) is not None
         self.telemetry = Telemetry(
-            decider=self.decider,
+            pools=self.pools,
             clock=time.monotonic,
-            pool_name=POOL_NAME,
             label_values_max=plan.limits.label_values_max,
             bodies=bodies,
-            hold=self._hold,
             streams_open=self._streams_open if options.enable_grpc_stream_metrics else None,
+            more=self._cluster_readings,
         )
-        self.pool.listen(self.telemetry)
         self.health = Health()
+        self._scraping = read_scraping(options, plan)
+        self._tasks: asyncio.TaskGroup | None = None
+        """While it serves."""
+        self._running: dict[Site, list[asyncio.Task[None]]] = {}
         self._params = ExchangeParams(
             body_bytes_max=plan.limits.body_bytes_max,
             chunk_bytes_max=plan.limits.chunk_bytes,
@@ -125,16 +131,12 @@ class App:
             parse_limits=_parse_limits(plan),
             bodies=bodies,
         )
-        self._discovery = self._make_discovery()
-        self._scraper = self._make_scraper(rng)
+        self._cluster: Cluster | None = None
+        self._cluster = self._make_cluster(environ)
+        self._discovery = None if self._cluster is not None else self._make_discovery()
         self._tls = self._make_tls()
         self._server = self._make_server()
-        self._admin = AdminServer(
-            host=options.host,
-            port=options.metrics_port,
-            metrics=self.telemetry.metrics,
-            state=lambda: debug_state(self.decider, time.monotonic, self._hold),
-        )
+        self._admin = self._make_admin()
 
     # -- building --------------------------------------------------------------------------
 
@@ -144,11 +146,12 @@ class App:
             self.telemetry.refused(DropReason.SATURATED)
             return RefusingStream(transport=transport, dropped=TOO_MANY_STREAMS)
         exchange = Exchange(
-            decider=self.decider,
+            pools=self.pools,
             params=self._params,
             watcher=self.telemetry,
             now_s=time.monotonic(),
-            hold=self._hold,
+            called=transport.called if self._several else NOT_SAID,
+            may_hold=self._may_hold,
         )
         return ExtProcStream(
             transport=transport,
@@ -160,20 +163,39 @@ class App:
     def _streams_open(self) -> int:
         return self._server.streams_inflight
 
-    def apply(self, event: PoolEvent) -> None:
-        """Fold what discovery or a scrape said into the pool, and tell who follows membership."""
-        now_s = time.monotonic()
-        # What was predicted to end by now is not in flight, whether or not another request came.
-        self.decider.inflight.advance(now_s)
-        self.pool.apply(event, now_s)
-        if isinstance(event, Members):
-            if self._scraper is not None:
-                self._scraper.members_changed()
-            self.health.set_ready(True)
-        if self._hold is not None:
-            self._hold.wake(time.monotonic())
+    def _make_site(self, name: str) -> Site:
+        return Site(
+            name,
+            plan=self._plan,
+            scraping=self._scraping,
+            telemetry=self.telemetry,
+            rng=self._rng,
+        )
+
+    def _make_cluster(self, environ: Mapping[str, str]) -> Cluster | None:
+        """`None` when endpoints come from elsewhere."""
+        if self._plan.discovery is not None or not wants_cluster(self._options):
+            return None
+        sites = ClusterSites(
+            self.pools,
+            make=self._make_site,
+            started=self._start_site,
+            ended=self._end_site,
+            changed=self._check_ready,
+        )
+        return Cluster(
+            self._options, environ, sites=sites, changed=self._check_ready, rng=self._rng
+        )
 
     def _make_discovery(self) -> StaticDiscovery | FileDiscovery:
+        site = self._make_site(POOL_NAME)
+        self.pools.put(site.serving)
+        self._sites.append(site)
+
+        def apply(members: Members) -> None:
+            site.apply(members)
+            self.health.set_ready(True)
+
         from_file = self._plan.discovery
         if self._options.endpoints:
             if from_file is not None:
@@ -183,36 +205,41 @@ class App:
                     path="--endpoints",
                 )
             specs = parse_endpoints(",".join(self._options.endpoints))
-            return StaticDiscovery(specs, self.apply)
+            return StaticDiscovery(specs, apply)
         if from_file is None:
             raise ConfigError(
-                "nothing says where the endpoints are: give --endpoints HOST:PORT,… or a "
-                "configuration whose dataLayer.discovery refers to a file-discovery plugin",
+                "nothing says where the endpoints are: give --endpoints HOST:PORT,…, --pool-name, "
+                "--endpoint-selector, or a configuration whose dataLayer.discovery refers to a "
+                "file-discovery plugin",
                 path="--endpoints",
             )
-        return FileDiscovery(Path(from_file.path), self.apply, watch=from_file.watch_file)
+        return FileDiscovery(Path(from_file.path), apply, watch=from_file.watch_file)
 
-    def _make_scraper(self, rng: Random) -> Scraper | None:
-        source = self._plan.scrape
-        if source is None:
-            return None
-        limits = self._plan.limits
-        return Scraper(
-            pool=self.pool,
-            apply=self.apply,
-            chooser=_engine_chooser(self._plan),
-            settings=ScrapeSettings(
-                scheme=source.scheme,
-                path=source.path,
-                port=source.port,
-                interval_s=source.interval_s or self._options.refresh_metrics_interval,
-                timeout_s=limits.scrape_timeout_s,
-                concurrency_max=limits.scrape_concurrency_max,
-            ),
-            rng=rng,
-            tls=_scrape_tls(source),
-            report=self.telemetry.scraped_page,
+    def _cluster_readings(self) -> Mapping[str, list[Reading]]:
+        return {} if self._cluster is None else self._cluster.readings()
+
+    def _check_ready(self) -> None:
+        assert self._cluster is not None
+        self.health.set_ready(self._cluster.ready)
+
+    def _make_admin(self) -> AdminServer:
+        options = self._options
+        reviewer = None if self._cluster is None else self._cluster.reviewer
+        return AdminServer(
+            host=options.host,
+            port=options.metrics_port,
+            metrics=self.telemetry.metrics,
+            state=self._debug_state,
+            tls=_admin_tls(options),
+            auth=None if reviewer is None else reviewer.check,
         )
+
+    def _debug_state(self, pool: str | None) -> StatePage:
+        serving = next(iter(self.pools.all), None) if pool is None else self.pools.get(pool)
+        if serving is None:
+            names = ", ".join(each.name for each in self.pools.all) or "none yet"
+            raise KeyError(f"no such pool; served are: {names}")
+        return debug_state(serving.decider, time.monotonic, serving.hold)
 
     def _make_tls(self) -> CertificateSource | None:
         options = self._options
@@ -273,30 +300,56 @@ class App:
             },
         )
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(_keep_running(job)) for job in self._jobs()]
+            self._tasks = tasks
+            for site in self._sites:
+                self._start_site(site)
+            jobs = [tasks.create_task(_keep_running(job)) for job in self._jobs()]
             # What was made at start stays for ever: keep the collector from walking it again.
             gc.collect()
             gc.freeze()
             await self._stop.wait()
-            await self._drain()
-            for task in running:
+            self._tasks = None
+            await self._drain(self._options.drain_timeout - await self._hand_over())
+            for task in (*jobs, *chain.from_iterable(self._running.values())):
                 task.cancel()
         await self._admin.stop()
         log.info("stopped")
         return 0
 
-    def _jobs(self) -> list[Callable[[], Coroutine[None, None, None]]]:
-        jobs = [self._discovery.run, self._tick]
-        if self._hold is not None:
-            jobs.append(self._wake_held)
-        if self._scraper is not None:
-            jobs.append(self._scraper.run)
+    def _jobs(self) -> list[Job]:
+        jobs: list[Job] = [self._tick]
+        if self._discovery is not None:
+            jobs.append(self._discovery.run)
+        if self._cluster is not None:
+            jobs.append(self._cluster.run)
         if isinstance(self._tls, CertificateFiles) and self._options.enable_cert_reload:
             jobs.append(self._tls.watch)
         return jobs
 
-    async def _drain(self) -> None:
-        grace_s = self._options.drain_timeout
+    def _start_site(self, site: Site) -> None:
+        """Run what a site needs, unless the process is about to end."""
+        if self._tasks is not None:
+            tasks = self._tasks
+            self._running[site] = [tasks.create_task(_keep_running(job)) for job in site.jobs]
+
+    def _end_site(self, site: Site) -> None:
+        for task in self._running.pop(site, ()):
+            task.cancel()
+
+    async def _hand_over(self) -> float:
+        """Let another replica lead before this one stops serving; the seconds it took."""
+        if self._cluster is None:
+            return 0.0
+        within_s = max(RELEASE_S, min(HAND_OVER_S_MAX, self._options.drain_timeout / 2))
+        started_s = time.monotonic()
+        handing = asyncio.create_task(self._cluster.hand_over(within_s))
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait({handing, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (handing, hurry):
+            task.cancel()
+        return time.monotonic() - started_s
+
+    async def _drain(self, grace_s: float) -> None:
         log.info(
             "draining",
             extra={"fields": {"streams": self._server.streams_inflight, "grace_s": grace_s}},
@@ -319,8 +372,9 @@ class App:
             await self._server.drain(0.0)
 
     def _refuse_held(self) -> None:
-        if self._hold is not None:
-            self._hold.close(SHUTTING_DOWN, time.monotonic())
+        for serving in self.pools.all:
+            if serving.hold is not None:
+                serving.hold.close(SHUTTING_DOWN, time.monotonic())
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
@@ -332,18 +386,6 @@ class App:
             self._hurry.set()
         self._stop.set()
 
-    async def _wake_held(self) -> None:
-        """Room also comes with time: look for it while something is held."""
-        hold = self._hold
-        assert hold is not None
-        while True:
-            # Asked first, since this job may have been started again while some are held.
-            if not hold.requests:
-                self._held.clear()
-                await self._held.wait()
-            await asyncio.sleep(hold.params.recheck_s)
-            hold.wake(time.monotonic())
-
     async def _tick(self) -> None:
         """Carry out predicted releases when no request does, and sample how late the loop is: a
         late one delays every request."""
@@ -352,10 +394,11 @@ class App:
             due_s = loop.time() + TICK_S
             await asyncio.sleep(TICK_S)
             self.telemetry.loop_lag_s.observe(max(0.0, loop.time() - due_s))
-            self.decider.inflight.advance(time.monotonic())
+            for serving in self.pools.all:
+                serving.decider.inflight.advance(time.monotonic())
 
 
-async def _keep_running(job: Callable[[], Coroutine[None, None, None]]) -> None:
+async def _keep_running(job: Job) -> None:
     """Run a job that never ends; a bug in it is logged and the job started again, since routing on
     what is known is better than not routing."""
     while True:
@@ -366,27 +409,14 @@ async def _keep_running(job: Callable[[], Coroutine[None, None, None]]) -> None:
         await asyncio.sleep(JOB_RESTART_S)
 
 
-def _forecast_of(plan: Plan) -> Forecast:
-    cost = plan.profiles[0].cost
-    if not isinstance(cost, ExpectedLatency):
-        return Forecast()
-    return Forecast(chunk_tokens=cost.chunk_tokens)
-
-
-def _hold_of(plan: Plan, decider: Decider) -> Hold | None:
-    params = params_of(plan.profiles[0].cost)
-    return None if params is None else Hold(decider, params)
-
-
-def _stale_after_s(options: ServeOptions, plan: Plan) -> float:
-    if options.metrics_staleness_threshold is not None:
-        return options.metrics_staleness_threshold
-    if plan.limits.stale_after_s is not None:
-        return plan.limits.stale_after_s
-    interval_s = options.refresh_metrics_interval
-    if plan.scrape is not None and plan.scrape.interval_s:
-        interval_s = plan.scrape.interval_s
-    return max(5 * interval_s, 2.0)
+def _admin_tls(options: ServeOptions) -> AdminTls | None:
+    """Raises: EppError when a certificate cannot be used."""
+    if options.metrics_cert_dir is None:
+        return None
+    ca = options.metrics_client_ca_file
+    return AdminTls(
+        CertificateFiles(options.metrics_cert_dir), client_ca=None if ca is None else Path(ca)
+    )
 
 
 def _parse_limits(plan: Plan) -> ParseLimits:
@@ -398,60 +428,3 @@ def _parse_limits(plan: Plan) -> ParseLimits:
         apis=plan.apis,
         prompt=PromptLimits(view_bytes_max=view_bytes_max),
     )
-
-
-def _engine_chooser(plan: Plan) -> EngineChooser:
-    metrics = plan.metrics
-    own = {engine.name: _engine_mapping(engine) for engine in metrics.engine_configs}
-    key = metrics.engine_label_key
-    labels = ENGINE_LABELS if key in ENGINE_LABELS else (key,)
-    return EngineChooser(
-        engines={**ENGINES, **own}, default=metrics.default_engine, label_keys=labels
-    )
-
-
-def _engine_mapping(engine: EngineConfig) -> EngineMapping:
-    path = f"engineConfigs[{engine.name}]"
-
-    def one(text: str) -> MetricSpec | None:
-        return MetricSpec.parse(text, path=path) if text else None
-
-    def some(text: str) -> tuple[MetricSpec, ...]:
-        spec = one(text)
-        return () if spec is None else (spec,)
-
-    return EngineMapping(
-        name=engine.name,
-        waiting=some(engine.queued_requests_spec),
-        running=some(engine.running_requests_spec),
-        kv_usage=some(engine.kv_usage_spec),
-        lora=one(engine.lora_spec),
-        cache_info=one(engine.cache_info_spec),
-        block_tokens_label=engine.cache_block_size_label_name,
-        blocks_label=engine.cache_num_blocks_label_name,
-        block_tokens=some(engine.cache_block_size_spec),
-        blocks=some(engine.cache_num_blocks_spec),
-        custom={
-            c.attribute_key: MetricSpec.parse(c.metric_spec, path=path)
-            for c in engine.custom_metrics
-        },
-    )
-
-
-def _scrape_tls(source: MetricsDataSource) -> ssl.SSLContext | None:
-    """How to speak TLS to an engine's metrics port; `None` for plain HTTP."""
-    if source.scheme != "https":
-        return None
-    try:
-        context = ssl.create_default_context(cafile=source.ca_cert_path or None)
-        if source.client_cert_path:
-            context.load_cert_chain(source.client_cert_path, source.client_key_path)
-    except OSError as error:
-        raise ConfigError(
-            f"the certificates of metrics-data-source cannot be read: {error}",
-            path="$.plugins",
-        ) from error
-    if source.insecure_skip_verify:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
@@ -136,7 +137,7 @@ def _serve(args: argparse.Namespace) -> int:
     values = {name: text for name, text in vars(args).items() if name != "run"}
     options = parse_flags(values)
     plan = resolve(_config_of(options))
-    return run(options, plan)
+    return run(options, plan, os.environ)
 
 
 def _config_of(options: ServeOptions) -> EndpointPickerConfig | None:

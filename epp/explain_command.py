@@ -24,6 +24,7 @@ from epp.core.decide import Decider, Decision
 from epp.core.errors import ConfigError, EppError, RequestDropped
 from epp.core.explain import explain, report, table
 from epp.core.flow.hold import Hold, params_of
+from epp.core.headers import SLO_TPOT_MS, SLO_TTFT_MS
 from epp.core.model import Api, Endpoint, Pick, Request
 from epp.core.parse import ParseLimits, parse_request
 from epp.core.prompt import BYTES_PER_TOKEN, PromptLimits
@@ -35,6 +36,8 @@ SAVE = f"curl -s 'http://HOST:9090{STATE_PATH}' > STATE.json"
 FETCH_S = 30.0
 """Longest silence of a picker that is asked for its state."""
 STATE_BYTES_MAX = 256 << 20
+SHOWN_CHARS = 40
+"""Of a header's value in a notice."""
 CHANCES = 16
 """Picks made to see whether chance plays a part."""
 
@@ -199,6 +202,23 @@ def _notices(source: str, state: State, request: Request, decider: Decider) -> l
         notices.append(
             f"no prompt was read of this body at {request.headers[':path']}: load alone decides"
         )
+    return notices + _broken_promises(request)
+
+
+def _broken_promises(request: Request) -> list[str]:
+    """Promises that the picker ignores, as they are none."""
+    notices = []
+    for names, promised_s in (
+        (SLO_TTFT_MS, request.slo_ttft_s),
+        (SLO_TPOT_MS, request.slo_tpot_s),
+    ):
+        name = next((each for each in names if request.headers.get(each)), None)
+        if name is not None and promised_s is None:
+            value = request.headers[name]
+            shown = value if len(value) <= SHOWN_CHARS else f"{value[:SHOWN_CHARS]}…"
+            notices.append(
+                f"header {name} is ignored: {shown!r} is no plausible number of milliseconds"
+            )
     return notices
 
 

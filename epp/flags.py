@@ -16,6 +16,8 @@ import msgspec
 
 from epp.core.errors import ConfigError
 
+POOL_GROUP = "inference.networking.k8s.io"
+
 
 class Effect(Enum):
     """What setting a flag does here."""
@@ -119,18 +121,50 @@ FLAGS: Sequence[Flag] = (
     Flag("v", Kind.INT, 2, "log verbosity: 0 errors … 2 default, 4 every decision, 5 trace"),
     Flag("log-format", Kind.TEXT, "json", "json or text", ours=True, choices=("json", "text")),
     Flag("enable-grpc-stream-metrics", Kind.BOOL, False, "export extproc_streams_* metrics"),
-    Flag("metrics-endpoint-auth", Kind.BOOL, True, "the port is open to all who reach it", _NONE),
-    Flag("metrics-cert-dir", Kind.TEXT, None, "TLS on the metrics port", _NOT_BUILT),
-    Flag("metrics-client-ca-file", Kind.TEXT, None, "client CA of the metrics port", _NOT_BUILT),
+    Flag(
+        "metrics-endpoint-auth",
+        Kind.BOOL,
+        True,
+        "ask the cluster who may read /metrics and /debug (with Kubernetes discovery only)",
+    ),
+    Flag(
+        "metrics-cert-dir", Kind.TEXT, None, "TLS on the metrics port: folder of tls.crt, tls.key"
+    ),
+    Flag(
+        "metrics-client-ca-file", Kind.TEXT, None, "CA that clients of the metrics port must have"
+    ),
     Flag("enable-pprof", Kind.BOOL, True, "Go profiles do not exist here", _NONE),
     Flag("tracing", Kind.BOOL, True, "spans are not exported yet", _NONE),
     # Kubernetes.
-    Flag("pool-name", Kind.TEXT, None, "InferencePool to serve", _NOT_BUILT),
-    Flag("pool-namespace", Kind.TEXT, None, "namespace of the pool", _NOT_BUILT),
-    Flag("pool-group", Kind.TEXT, None, "API group of the pool", _NOT_BUILT),
-    Flag("endpoint-selector", Kind.TEXT, None, "label selector of pods", _NOT_BUILT),
-    Flag("endpoint-target-ports", Kind.LIST, (), "ports of the selected pods", _NOT_BUILT),
-    Flag("ha-enable-leader-election", Kind.BOOL, False, "leader election", _NOT_BUILT),
+    Flag("pool-name", Kind.TEXT, None, "InferencePool to serve; several: A,B; all of them: *"),
+    Flag(
+        "pool-namespace",
+        Kind.TEXT,
+        None,
+        "namespace of the pools or pods (default: environment NAMESPACE, then that of the "
+        "credentials, then default)",
+    ),
+    Flag("pool-group", Kind.TEXT, POOL_GROUP, "API group of the pool"),
+    Flag(
+        "endpoint-selector",
+        Kind.TEXT,
+        None,
+        "serve the pods with these labels, without an InferencePool: app=vllm,tier in (a, b)",
+    ),
+    Flag("endpoint-target-ports", Kind.TEXT, None, "1 to 8 ports of the selected pods: 8000,8001"),
+    Flag(
+        "kubeconfig",
+        Kind.TEXT,
+        None,
+        "how to reach the API server (default: as a pod; outside of one environment KUBECONFIG)",
+        ours=True,
+    ),
+    Flag(
+        "ha-enable-leader-election",
+        Kind.BOOL,
+        False,
+        "of several replicas one serves, the others stand by",
+    ),
     # zap's own.
     Flag("zap-encoder", Kind.TEXT, None, "use --log-format", _NONE),
     Flag("zap-log-level", Kind.TEXT, None, "use --v", _NONE),
@@ -165,6 +199,16 @@ class ServeOptions(msgspec.Struct, frozen=True, kw_only=True):
     v: int
     log_format: str
     enable_grpc_stream_metrics: bool
+    metrics_endpoint_auth: bool
+    metrics_cert_dir: str | None
+    metrics_client_ca_file: str | None
+    pool_name: str | None
+    pool_namespace: str | None
+    pool_group: str
+    endpoint_selector: str | None
+    endpoint_target_ports: str | None
+    kubeconfig: str | None
+    ha_enable_leader_election: bool
     notices: tuple[str, ...] = ()
     """What was accepted without effect, one sentence each."""
 
@@ -182,9 +226,7 @@ def parse_flags(values: Mapping[str, str | bool]) -> ServeOptions:
         flag = BY_NAME[name]
         value = _read(flag, text)
         if flag.effect is Effect.NOT_BUILT and value != flag.default:
-            raise _bad(
-                flag, f"is a flag of the reference EPP that is not built here yet; {_remedy(flag)}"
-            )
+            raise _bad(flag, "is a flag of the reference EPP that is not built here yet; remove it")
         if flag.effect is Effect.NONE and value is not False:
             notices.append(f"--{flag.name} has no effect here: {flag.help}")
         read[flag.attribute] = value
@@ -192,15 +234,6 @@ def parse_flags(values: Mapping[str, str | bool]) -> ServeOptions:
     options = ServeOptions(**fields, notices=tuple(notices))
     _check_together(options)
     return options
-
-
-def _remedy(flag: Flag) -> str:
-    if flag.name.startswith(("pool-", "endpoint-")):
-        return (
-            "remove it and the other flags of a pool, and say where the endpoints are with "
-            "--endpoints or a file-discovery plugin"
-        )
-    return "remove it"
 
 
 def _check_together(options: ServeOptions) -> None:
@@ -212,6 +245,9 @@ def _check_together(options: ServeOptions) -> None:
         raise _bad(BY_NAME["enable-cert-reload"], "needs --cert-path")
     if options.tls_min_version != "VersionTLS12" and options.transport != "fast":
         raise _bad(BY_NAME["tls-min-version"], "needs --transport fast: gRPC cannot set it")
+    if options.metrics_client_ca_file is not None and options.metrics_cert_dir is None:
+        raise _bad(BY_NAME["metrics-client-ca-file"], "needs --metrics-cert-dir")
+    _check_discovery(options)
     if options.refresh_metrics_interval <= 0:
         raise _bad(BY_NAME["refresh-metrics-interval"], "must be longer than 0s")
     threshold = options.metrics_staleness_threshold
@@ -228,6 +264,24 @@ def _check_together(options: ServeOptions) -> None:
         if port and port in ports:
             raise _bad(flag, f"port {port} is already taken by --{ports[port]}")
         ports[port] = flag.name
+
+
+def _check_discovery(options: ServeOptions) -> None:
+    sources = {
+        "endpoints": bool(options.endpoints),
+        "pool-name": options.pool_name is not None,
+        "endpoint-selector": options.endpoint_selector is not None,
+    }
+    given = [name for name, is_given in sources.items() if is_given]
+    if len(given) > 1:
+        raise _bad(BY_NAME[given[1]], f"and --{given[0]} both say where endpoints are: give one")
+    if (options.endpoint_selector is None) != (options.endpoint_target_ports is None):
+        raise _bad(BY_NAME["endpoint-target-ports"], "goes with --endpoint-selector: give both")
+    if options.endpoints and options.ha_enable_leader_election:
+        raise _bad(
+            BY_NAME["ha-enable-leader-election"],
+            "needs a cluster: --pool-name or --endpoint-selector",
+        )
 
 
 def _read(flag: Flag, text: str | bool) -> Any:

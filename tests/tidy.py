@@ -56,15 +56,17 @@ class Layer(NamedTuple):
     """Top-level names of other packages."""
 
 
+BELOW_APP = ("epp.edge", "epp.wire", "epp.config", "epp.core", "epp.flags")
 LAYERS: Mapping[str, Layer] = {
     "epp/core/": Layer(("epp.core",), OUTSIDE),
     "epp/wire/": Layer(("epp.wire", "epp.core"), OUTSIDE),
     "epp/config/": Layer(("epp.config", "epp.core"), OUTSIDE),
     "epp/edge/": Layer(("epp.edge", "epp.wire", "epp.config", "epp.core")),
     "epp/flags.py": Layer(("epp.config", "epp.core")),
-    "epp/app.py": Layer(
-        ("epp.edge", "epp.wire", "epp.config", "epp.core", "epp.flags", "epp.build")
-    ),
+    "epp/scraping.py": Layer(BELOW_APP),
+    "epp/sites.py": Layer((*BELOW_APP, "epp.scraping")),
+    "epp/cluster.py": Layer((*BELOW_APP, "epp.sites")),
+    "epp/app.py": Layer((*BELOW_APP, "epp.build", "epp.cluster", "epp.scraping", "epp.sites")),
     "epp/": Layer(("epp",)),
     "bench/": Layer(("bench", "epp")),
 }

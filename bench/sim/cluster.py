@@ -57,6 +57,8 @@ def _check_inputs(workload: Workload, fleet: Fleet, conditions: Conditions) -> N
         raise ValueError("the fleet has no endpoints")
     if conditions.routers < 1 or conditions.recheck_s <= 0 or conditions.retries_max < 0:
         raise ValueError("routers >= 1, recheck_s > 0 and retries_max >= 0 are needed")
+    if conditions.regret_every < 0:
+        raise ValueError("regret_every >= 0 is needed")
     before_s = 0.0
     for index, request in enumerate(workload.requests):
         if request.number != index or not before_s <= request.arrival_s < math.inf:

@@ -17,6 +17,7 @@ import msgspec
 from bench.measure import machine
 from bench.sim.experiments import PLAIN, SITUATIONS, Cell, Setup, fleet_of, select
 from bench.sim.figures import GOOD_ITL_S, GOOD_TTFT_S
+from bench.sim.markdown import markdown
 from bench.sim.options import Options
 from bench.sim.records import Record, Task
 from bench.sim.report import (
@@ -25,7 +26,6 @@ from bench.sim.report import (
     contests_of,
     encode,
     entries_of,
-    markdown,
     summary_of,
 )
 from bench.sim.runner import Journal, made_before, run_all
@@ -47,7 +47,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     cells: list[Cell]
     policies: dict[str, MakePolicy]
     kinds: dict[str, Kind]
-    reference: str
+    baseline: str
     setup: Setup
 
 
@@ -70,14 +70,18 @@ def run_command(options: Options, choice: Choice | None = None) -> int:
         for policy in choice.policies
     ]
     bench = Bench(choice.setup, choice.policies)
-    _check_workloads(bench, choice, options)
+    notes = _check_workloads(bench, choice, options)
+    for line in notes:
+        print(line, file=sys.stderr)
     records: list[Record] = []
     try:
         _make_runs(bench, tasks, options, records)
     finally:
         # What is done is told even when the rest was interrupted.
         if records:
-            _write(_report(choice, options, tasks, records), choice, options)
+            report = _report(choice, options, tasks, records)
+            report.notes = notes
+            _write(report, choice, options)
     return 1 if any(record.error for record in records) else 0
 
 
@@ -106,10 +110,10 @@ def _make_runs(
         run_all(bench, todo, options.jobs, done)
 
 
-def _check_workloads(bench: Bench, choice: Choice, options: Options) -> None:
-    """Fail now, not in every run. Raises: WorkloadError."""
-    for cell in {cell.workload: cell for cell in choice.cells}.values():
-        bench.check_source(cell, options.seeds[0])
+def _check_workloads(bench: Bench, choice: Choice, options: Options) -> list[str]:
+    """Fail now, not in every run, and tell now what every run would. Raises: WorkloadError."""
+    cells = {cell.workload: cell for cell in choice.cells}.values()
+    return [line for cell in cells for line in bench.check_source(cell, options.seeds[0])]
 
 
 # -- choosing ------------------------------------------------------------------------------
@@ -127,8 +131,12 @@ def grid_choice(options: Options) -> Choice:
         cells=cells,
         policies={name: table[name] for name in names},
         kinds={name: kinds[name] for name in names},
-        reference=_reference(options.reference, names, kinds),
-        setup=Setup(traces=options.traces, requests_max=options.requests_max),
+        baseline=_baseline(options.baseline, names, kinds),
+        setup=Setup(
+            traces=options.traces,
+            requests_max=options.requests_max,
+            regret_every=options.regret_every,
+        ),
     )
 
 
@@ -161,16 +169,17 @@ def replay_choice(options: Options) -> Choice:
     )
     setup = Setup(
         requests_max=options.requests_max,
+        regret_every=options.regret_every,
         trace_file=options.trace_file,
         trace_digest=_digest(log),
         configs=tuple(texts.items()),
     )
-    reference = options.reference or next(iter(policies))
+    baseline = options.baseline or next(iter(policies))
     return Choice(
         cells=[cell],
         policies=policies,
         kinds=kinds,
-        reference=_reference(reference, list(policies), kinds),
+        baseline=_baseline(baseline, list(policies), kinds),
         setup=setup,
     )
 
@@ -202,7 +211,7 @@ def known_policies() -> tuple[dict[str, MakePolicy], dict[str, Kind]]:
 
     kinds: dict[str, Kind] = {}
     for name in OURS:
-        kinds[name] = "peer" if name.startswith("reference") else "ours"
+        kinds[name] = "peer" if name.startswith("reference EPP") else "ours"
     for name in POLICIES:
         kinds[name] = "control" if name.endswith(HOLD) else "oracle" if name == "oracle" else "peer"
     return {**OURS, **POLICIES}, kinds
@@ -223,9 +232,9 @@ def _fits(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)
 
 
-def _reference(wanted: str, names: Sequence[str], kinds: Mapping[str, Kind]) -> str:
+def _baseline(wanted: str, names: Sequence[str], kinds: Mapping[str, Kind]) -> str:
     if wanted and wanted not in names:
-        raise CommandError(f"--reference {wanted!r} is not among {', '.join(names)}")
+        raise CommandError(f"--baseline {wanted!r} is not among {', '.join(names)}")
     ours = [name for name in names if kinds[name] == "ours"]
     return wanted or (ours or list(names))[0]
 
@@ -233,7 +242,7 @@ def _reference(wanted: str, names: Sequence[str], kinds: Mapping[str, Kind]) -> 
 def list_text(choice: Choice) -> str:
     """What would be run."""
     policies = [
-        f"  {name} ({choice.kinds[name]}{', the reference' * (name == choice.reference)})"
+        f"  {name} ({choice.kinds[name]}{', the baseline' * (name == choice.baseline)})"
         for name in choice.policies
     ]
     cells = [f"  {cell.name}" for cell in choice.cells]
@@ -249,9 +258,9 @@ def _report(
     place = {task.key: at for at, task in enumerate(tasks)}
     ordered = sorted(records, key=lambda record: place[record.key])
     entries = entries_of(
-        ordered, [cell.name for cell in choice.cells], list(choice.policies), choice.reference
+        ordered, [cell.name for cell in choice.cells], list(choice.policies), choice.baseline
     )
-    contests = contests_of(entries, choice.kinds, choice.reference)
+    contests = contests_of(entries, choice.kinds, choice.baseline)
     return Report(
         name=options.name,
         command=command_text(options.arguments),
@@ -260,7 +269,7 @@ def _report(
         constants=_constants(choice, options),
         seeds=list(options.seeds),
         policies=dict(choice.kinds),
-        reference=choice.reference,
+        baseline=choice.baseline,
         summary=summary_of(contests),
         contests=contests,
         entries=entries,
@@ -297,6 +306,7 @@ def _constants(choice: Choice, options: Options) -> dict[str, Any]:
         "good_ttft_s": GOOD_TTFT_S,
         "good_itl_s": GOOD_ITL_S,
         "requests_max": options.requests_max,
+        "regret_every": options.regret_every,
         "hardware": msgspec.to_builtins(kinds),
         "plain": msgspec.to_builtins(SITUATIONS[PLAIN].conditions),
         "situations": {

@@ -79,8 +79,9 @@ class Conditions(msgspec.Struct, frozen=True, kw_only=True):
     """Period at which a policy that holds requests is asked again."""
     retries_max: int = 3
     """Times a request whose endpoint failed is sent again before it is refused."""
-    regret: bool = False
-    """Fill `Run.regrets_s`; costs about what the greedy oracle costs."""
+    regret_every: int = 0
+    """Fill `Run.regrets` for every so manieth request; 0: for none. Looking at each
+    doubles what a run costs, at every tenth adds a tenth; the run stays the same."""
 
 
 class PolicyContext(msgspec.Struct, frozen=True, kw_only=True):

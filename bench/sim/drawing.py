@@ -1,11 +1,12 @@
 """What pictures of a report share: which policies and cells they show, colours, panels, labels.
 
 Ours is drawn thick, the policies that matter in colours that colour-blind people can tell apart,
-all others in grey. Lines are named where they end, not in a legend.
+all others in grey. Lines are named where they end; those in grey below the picture.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from math import ceil, log
@@ -28,10 +29,20 @@ COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#8C6D31")
 ORACLE_COLOUR = "#000000"
 OTHERS_COLOUR = "#BBBBBB"
 FLOOR = "round-robin"
-NAMED_PEERS = 5
+REFERENCE_EPP = "reference EPP 2/2/3"
+ALWAYS_NAMED = (REFERENCE_EPP, FLOOR)
+NAMED_PEERS = 6
 PANELS = 4
+LABEL_INCHES = 0.082
+"""Width of a letter of a label, bold or not."""
+ARROW_INCHES = 0.45
+"""From a panel to its labels."""
+AXIS_INCHES = 0.95
+"""For the numbers and the name of a vertical axis."""
 LABEL_GAP = 0.062
 """Least distance of two labels, as a share of the height of a panel of usual size."""
+POINTS_MIN = 3
+"""Of a curve: fewer show no shape."""
 USUAL = (2048, 8)
 """KV blocks and endpoints of the cells that are shown when not all can be."""
 
@@ -87,19 +98,19 @@ def our_look() -> Iterator[None]:
 
 
 def styles_of(report: Report) -> dict[str, Style]:
-    """How each policy is drawn, the best first: colours for the reference, the oracle, the best
-    peers overall and round robin, grey for the others. Variants of ours are named, and drawn at
-    all, only where there are no peers to compare with."""
+    """How each policy is drawn, the best first: colours for the baseline, the oracle, the best
+    peers overall (of several settings of one only the best), the reference EPP and round robin,
+    grey for the others. Variants of ours are named, and drawn at all, only where there are no peers
+    to compare with."""
     order = _best_first(report)
     kinds = report.policies
-    others = [name for name in order if name != report.reference]
+    others = [name for name in order if name != report.baseline]
     peers = [name for name in others if kinds[name] == "peer"]
-    named = (peers or [name for name in others if kinds[name] == "ours"])[:NAMED_PEERS]
-    named += [FLOOR] * (FLOOR in peers and FLOOR not in named)
+    named = _named(peers or [name for name in others if kinds[name] == "ours"])
     colours = dict(zip(named, COLOURS, strict=False))
     styles = {}
     for name in order:
-        if name == report.reference:
+        if name == report.baseline:
             styles[name] = Style(OURS_COLOUR, 3.0, "-", True, 5)
         elif kinds[name] == "oracle":
             styles[name] = Style(ORACLE_COLOUR, 1.4, "--", True, 4)
@@ -108,6 +119,16 @@ def styles_of(report: Report) -> dict[str, Style]:
         elif kinds[name] != "ours":
             styles[name] = Style(OTHERS_COLOUR, 1.0, "-", False, 2)
     return styles
+
+
+def _named(best_first: Sequence[str]) -> list[str]:
+    """The names that get a colour."""
+    always = [name for name in ALWAYS_NAMED if name in best_first]
+    families: dict[str, str] = {}
+    for name in best_first:
+        if name not in always:
+            families.setdefault(re.sub(r"-[\d.]+.*", "", name), name)
+    return [*families.values()][: NAMED_PEERS - len(always)] + always
 
 
 def _best_first(report: Report) -> list[str]:
@@ -148,15 +169,15 @@ def _spread(cells: Sequence[Cell], most: int) -> list[Cell]:
 
 
 def series_of(cells: Iterable[Cell], field: str, most: int = PANELS) -> list[list[Cell]]:
-    """Groups of at least two cells that differ in one field alone, in its order; those of usual
-    size first."""
+    """Groups of at least `POINTS_MIN` cells that differ in one field alone, in its order; those of
+    usual size first."""
     blank = {"speed": 0.0, "kv_blocks": 0}[field]
     groups: dict[Cell, list[Cell]] = {}
     for cell in cells:
         if getattr(cell, field) is not None:
             groups.setdefault(msgspec.structs.replace(cell, **{field: blank}), []).append(cell)
     found = [sorted(g, key=lambda c: float(getattr(c, field))) for g in groups.values()]
-    firsts = {group[-1].name: group for group in found if len(group) > 1}
+    firsts = {group[-1].name: group for group in found if len(group) >= POINTS_MIN}
     wanted = shown_cells([group[-1] for group in firsts.values()], most)
     return [firsts[cell.name] for cell in wanted]
 
@@ -176,23 +197,34 @@ def title_of(cell: Cell, left_out: str = "") -> str:
 
 
 def panels_of(
-    count: int, title: str, *, share_y: bool = False, labels: bool = True
+    count: int,
+    title: str,
+    *,
+    labels: Iterable[str] = (),
+    names: Iterable[str] = (),
+    share_y: bool = False,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure with so many panels, room for labels to the right of each."""
+    """A figure with so many panels, and room for such labels to the right of each, or such names of
+    rows to its left."""
     from matplotlib.figure import Figure
 
     columns = 1 if count == 1 else 2 if count <= 4 else 3
     rows = ceil(count / columns)
     width = {1: 9.5, 2: 14.0, 3: 17.0}[columns]
-    figure = Figure(figsize=(width, 0.9 + 4.1 * rows))
+    figure = Figure(figsize=(width, 1.2 + 4.1 * rows))
     grid = figure.subplots(rows, columns, squeeze=False, sharey=share_y)
     height = figure.get_figheight()
+    letters = max(map(len, labels), default=0)
+    right = ARROW_INCHES + LABEL_INCHES * letters if letters else 0.3
+    left = max(AXIS_INCHES, 0.3 + LABEL_INCHES * max(map(len, names), default=0))
+    gap = 0.3 if share_y else right + left
+    panel_width = (width - left - right - gap * (columns - 1)) / columns
     figure.subplots_adjust(
-        left=0.95 / width,
-        right=1 - (1.8 if labels else 0.3) / width,
+        left=left / width,
+        right=1 - right / width,
         top=1 - 0.95 / height,
-        bottom=0.6 / height,
-        wspace=0.47 if labels else 0.08,
+        bottom=0.9 / height,
+        wspace=gap / panel_width,
         hspace=0.45,
     )
     figure.suptitle(
@@ -208,6 +240,21 @@ def panels_of(
     for panel in flat[count:]:
         panel.remove()
     return figure, flat[:count]
+
+
+def name_greys(figure: Figure, styles: Mapping[str, Style]) -> None:
+    """Which policies are drawn in grey, below the panels."""
+    greys = [name for name, style in styles.items() if not style.named]
+    if greys:
+        width, height = figure.get_size_inches()
+        figure.text(
+            0.25 / width,
+            0.12 / height,
+            "grey, best first: " + ", ".join(greys),
+            color="#777777",
+            fontsize=9,
+            va="bottom",
+        )
 
 
 def draw_line(

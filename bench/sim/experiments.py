@@ -39,6 +39,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     """Of a replay: the one workload."""
     trace_digest: str = ""
     """Names what is in it."""
+    regret_every: int = 0
+    """See `Conditions.regret_every`."""
     configs: tuple[tuple[str, str], ...] = ()
     """Names of policies that are configurations of the product, and their YAML."""
 
@@ -190,7 +192,8 @@ DISTURBANCES = tuple(name for name in SITUATIONS if name != PLAIN)
 GRIDS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
     {
         "quick": (
-            *_cells(_at("chats", 1, 2), (600, 2048), (4,)),
+            *_cells(_at("chats", 1, 1.5, 2, 2.5), endpoints=(4,)),
+            *_cells(_at("chats", 2), (600, 8192), (4,)),
             *_cells(_at("siblings", 1), endpoints=(4,)),
             *_cells(_at("hot-prefix", 1), endpoints=(4,)),
         ),
@@ -198,10 +201,16 @@ GRIDS: Mapping[str, tuple[Cell, ...]] = MappingProxyType(
             *_cells(_at(CONVERSATION, 1, 1.5, 2, 2.5)),
             *_cells(_at(CONVERSATION, 2), (600, 8192)),
             *_cells(_at(CONVERSATION, 2), endpoints=(64,)),
-            *_cells(_at(SYNTHETIC, 1.5, 2.5)),
+            *_cells(_at(SYNTHETIC, 1.5, 2, 2.5)),
             *_cells(_at("weka", 1), (8192,)),
             *_cells(_at("azure", NO_PREFIX_SPEED)),
             *_cells(_at("siblings", 1)),
+        ),
+        "load": (
+            *_cells(_at(CONVERSATION, 0.5, 1, 1.5, 1.75, 2, 2.25, 2.5, 2.75)),
+            *_cells(_at(SYNTHETIC, 0.5, 1, 1.5, 2, 2.25, 2.5, 2.75, 3)),
+            *_cells(_at("weka", 0.5, 0.75, 1, 1.25, 1.5), (8192,)),
+            *_cells(_at("siblings", 0.5, 1, 1.5, 2)),
         ),
         "targets": _cells(TARGETS, (600, 2048, 8192), (4, 8, 16, 64)),
         "overload": (

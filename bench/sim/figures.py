@@ -186,11 +186,11 @@ def t_interval(values: Sequence[float]) -> Interval:
     return Interval(middle, middle - half, middle + half)
 
 
-def paired_difference(values: Sequence[float], reference: Sequence[float]) -> Interval:
-    """How much larger `values` are, relative to `reference`, seed by seed: 0.05 = 5 % more.
+def paired_difference(values: Sequence[float], base: Sequence[float]) -> Interval:
+    """How much larger `values` are, relative to `base`, seed by seed: 0.05 = 5 % more.
 
     Args:
-        values, reference: one per seed, in the same order; the reference above 0.
+        values, base: one per seed, in the same order; the base above 0.
     Raises: ValueError when they are not pairs.
     """
-    return t_interval([value / base - 1 for value, base in zip(values, reference, strict=True)])
+    return t_interval([value / other - 1 for value, other in zip(values, base, strict=True)])

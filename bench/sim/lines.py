@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, TypeVar
 
@@ -20,11 +20,24 @@ _REPAIRED_BYTES_MAX = 4 << 20
 T = TypeVar("T")
 
 
-def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+class LineError(WorkloadError):
+    """A line that cannot be used."""
+
+    def __init__(self, path: Path, number: int, what: str) -> None:
+        super().__init__(f"{path}, line {number} {what}")
+        self.number = number
+        self.what = what
+        """Wrong with it; begins with a verb."""
+
+
+def read_lines(
+    path: Path, on_long: Callable[[LineError], None] | None = None
+) -> Iterator[tuple[int, bytes]]:
     """Line numbers from 1 and lines without their ends; blank ones are left out.
 
     Args:
         path: a name that ends in `.gz` is decompressed on the way.
+        on_long: told of a line that is too long, which is then left out; `None`: it is raised.
 
     Raises:
         WorkloadError: the file cannot be read, or a line is too long.
@@ -35,12 +48,22 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             while line := file.readline(LINE_BYTES_MAX + 1):
                 number += 1
                 if len(line) > LINE_BYTES_MAX:
-                    raise at(path, number, f"is longer than {LINE_BYTES_MAX} bytes")
+                    error = at(path, number, f"is longer than {LINE_BYTES_MAX} bytes")
+                    if on_long is None:
+                        raise error
+                    on_long(error)
+                    _skip_line(file, line)
+                    continue
                 if text := line.removeprefix(b"\xef\xbb\xbf" if number == 1 else b"").strip():
                     yield number, text
-    except (OSError, EOFError, zlib.error) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise at(path, number + 1, f"cannot be read: {reason}") from error
+    except (OSError, EOFError, zlib.error) as failure:
+        reason = (failure.strerror if isinstance(failure, OSError) else None) or failure
+        raise at(path, number + 1, f"cannot be read: {reason}") from failure
+
+
+def _skip_line(file: IO[bytes], part: bytes) -> None:
+    while part and not part.endswith(b"\n"):
+        part = file.readline(LINE_BYTES_MAX)
 
 
 def _opened(path: Path) -> IO[bytes]:
@@ -49,16 +72,16 @@ def _opened(path: Path) -> IO[bytes]:
     return path.open("rb")
 
 
-def at(path: Path, number: int, what: str) -> WorkloadError:
+def at(path: Path, number: int, what: str) -> LineError:
     """An error that names the place."""
-    return WorkloadError(f"{path}, line {number} {what}")
+    return LineError(path, number, what)
 
 
 def decode(decoder: msgspec.json.Decoder[T], path: Path, number: int, line: bytes) -> T:
     """Read a line of JSON, also one that only Python's own parser takes (lone surrogates, NaN).
 
     Raises:
-        WorkloadError: it is no JSON, or not of the decoder's type; none of its text is told.
+        LineError: it is no JSON, or not of the decoder's type; none of its text is told.
     """
     try:
         try:

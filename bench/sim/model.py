@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
+
+if TYPE_CHECKING:
+    from bench.sim.oracle import TrueState
 
 
 class SimRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,10 +74,14 @@ class View(Protocol):
 
 
 class TrueView(View, Protocol):
-    """What only the greedy oracle may look at: the true state of the engines."""
+    """What only the greedy oracle may look at, and who explains a regret: the true state of the
+    engines."""
 
     def expected_ttft_s(self, request: SimRequest, endpoint: int, now_s: float) -> float:
         """Seconds to the first token if the request went there now and nothing else came."""
+
+    def true_state(self, request: SimRequest, endpoint: int, now_s: float) -> TrueState:
+        """What the request would meet there."""
 
 
 class Policy(Protocol):

@@ -30,6 +30,7 @@ interrupted.
 DEFAULT_SEEDS = "11-15"
 QUICK_REQUESTS = 300
 JOBS_MAX = 256
+REGRET_EVERY = 10
 SEEDS_MAX = 1000
 BENCH = Path(__file__).resolve().parents[1]
 
@@ -47,7 +48,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Patterns; empty = all."""
     policies: tuple[str, ...] = ()
     """Names or patterns; empty = the usual ones."""
-    reference: str = ""
+    baseline: str = ""
     """Empty = ours, or the first."""
     seeds: tuple[int, ...] = ()
     requests_max: int | None = None
@@ -55,6 +56,8 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     traces: str = ""
     folder: Path = BENCH
     """Where `results` and `out` are."""
+    regret_every: int = REGRET_EVERY
+    """The regret of every so manieth decision; 0 = none."""
     resume: bool = False
     only_list: bool = False
     plots: bool = True
@@ -83,10 +86,11 @@ def _options(args: argparse.Namespace, argv: tuple[str, ...], is_replay: bool) -
         arguments=argv,
         name=args.out,
         policies=tuple(each for text in args.policies for each in _names(text)),
-        reference=args.reference,
+        baseline=args.baseline,
         seeds=_seeds(args.seeds),
         requests_max=_within("--requests", args.requests, 1, 10_000_000),
         jobs=_within("--jobs", args.jobs, 1, JOBS_MAX) or _cores(),
+        regret_every=_within("--regret", args.regret, 0, 10_000_000) or 0,
         traces=args.traces,
         folder=Path(args.folder),
         resume=args.resume,
@@ -169,11 +173,18 @@ def _parser() -> argparse.ArgumentParser:
         metavar="A,B",
         help="names, or patterns as in '*+hold'; default: ours and every peer without our hold",
     )
-    add("--reference", default="", metavar="NAME", help="what others are compared with (ours)")
+    add("--baseline", default="", metavar="NAME", help="what others are compared with (ours)")
     add("--seeds", default=DEFAULT_SEEDS, help=f"of the arrivals ({DEFAULT_SEEDS})")
     add("--requests", type=int, metavar="N", help="the first N of each workload (all)")
     add("--jobs", type=int, metavar="N", help="runs at once (the cores)")
     add("--traces", default="", metavar="DIR", help="where the trace files are")
+    add(
+        "--regret",
+        type=int,
+        default=REGRET_EVERY,
+        metavar="N",
+        help=f"of every Nth decision: what it cost, and why; 0 = of none ({REGRET_EVERY})",
+    )
     add("--out", default="", metavar="NAME", help="name of the results (that of the grid)")
     add("--folder", default=str(BENCH), metavar="DIR", help="of results/ and out/ (bench)")
     add("--resume", action="store_true", help="keep the runs that are in the journal")
@@ -203,7 +214,7 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="FILE",
-        help="of the picker; the first is the reference; may be repeated",
+        help="of the picker; the first is the baseline; may be repeated",
     )
     add("--endpoints", type=int, default=8, metavar="N", help="(8)")
     add("--hardware", default=next(iter(HARDWARE)), choices=HARDWARE, help="(the first)")

@@ -11,9 +11,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import islice
 
+import msgspec
+
+from bench.engine.cost import CostModel
 from bench.engine.scheduler import Engine, LiveRequest
 from bench.sim.endpoints import Endpoint
 from bench.sim.model import SimRequest
+
+
+class TrueState(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine, and what a request that comes now meets there."""
+
+    matched_tokens: int
+    """Leading prompt tokens that are cached, or will be before the request is admitted."""
+    requests: int
+    """In the engine."""
+    queued: int
+    """Of these, not running."""
+    unanswered: int
+    """Without a first token."""
+    context_tokens: int
+    """Tokens in the KV cache that belong to requests that run."""
+    kv_usage_ratio: float
+    prefill_tokens: int
+    """To be computed before the request is, after the step being taken."""
+    prefill_pairs: float
+    """Their attention: each token times those before it."""
+    rest_s: float
+    """Of the step being taken."""
+    cost: CostModel
+    """With the speed that it has now."""
 
 
 class Ahead:
@@ -22,6 +49,8 @@ class Ahead:
     def __init__(self, engine: Engine) -> None:
         self.tokens = 0
         """Prefill tokens after the current step."""
+        self.pairs = 0.0
+        """Each of them times the tokens before it."""
         self.prefill_s = 0.0
         """What they take, at speed 1, steps apart."""
         self.step_s = engine.cost.step_base_s
@@ -49,8 +78,7 @@ class Ahead:
             if lacking or to_go > 1:  # else it ends with the current step
                 self.step_s += cost.decode_sequence_s + live.computed * cost.decode_kv_token_s
         else:
-            self.tokens += lacking
-            self.prefill_s += self._work_s(lacking, live.computed)
+            self._add_prefill(lacking, live.computed)
             self.coming.update(live.request.blocks)
 
     def _add_waiting(self, live: LiveRequest) -> None:
@@ -58,10 +86,14 @@ class Ahead:
         size = self._engine.limits.block_tokens
         matched = self.matched_blocks(blocks, (live.tokens - 1) // size)
         lacking = live.tokens - matched * size
-        self.tokens += lacking
-        self.prefill_s += self._work_s(lacking, matched * size)
+        self._add_prefill(lacking, matched * size)
         self.blocks += -(-live.tokens // size) - matched
         self.coming.update(blocks)
+
+    def _add_prefill(self, tokens: int, context: int) -> None:
+        self.tokens += tokens
+        self.pairs += tokens * (context + tokens / 2)
+        self.prefill_s += self._work_s(tokens, context)
 
     def matched_blocks(self, blocks: Sequence[int], most: int) -> int:
         """Leading blocks that are cached or will be, at most `most`."""
@@ -72,6 +104,11 @@ class Ahead:
                 break
             matched += 1
         return matched
+
+    def found_blocks(self, request: SimRequest) -> int:
+        """What a request that comes now will find; its last token is always computed."""
+        most = (request.prompt_tokens - 1) // self._engine.limits.block_tokens
+        return self.matched_blocks(request.blocks, most)
 
     def memory_wait_s(self, blocks: int, steps: int) -> float:
         """Until the decodes that end soonest have left `blocks` more than the rest will take.
@@ -93,8 +130,7 @@ class Ahead:
         """Expected seconds to the first token. The current step, if any, has `rest_s` to go and is
         number `steps` of those that were merged."""
         limits, cost = self._engine.limits, self._engine.cost
-        size = limits.block_tokens
-        matched = self.matched_blocks(request.blocks, (request.prompt_tokens - 1) // size)
+        size, matched = limits.block_tokens, self.found_blocks(request)
         own = request.prompt_tokens - matched * size
         chunks = -(-(self.tokens + own) // limits.max_num_batched_tokens)
         work_s = self.prefill_s + self._work_s(own, matched * size) + chunks * self.step_s
@@ -111,12 +147,39 @@ class Oracle:
 
     def expected_ttft_s(self, request: SimRequest, endpoint: int, now_s: float) -> float:
         """See `bench.sim.model.TrueView`."""
+        steps, rest_s = self._progress(endpoint, now_s)
+        return self._ahead_of(endpoint).ttft_s(request, steps=steps, rest_s=rest_s)
+
+    def true_state(self, request: SimRequest, endpoint: int, now_s: float) -> TrueState:
+        """See `bench.sim.model.TrueView`."""
+        engine, ahead = self._endpoints[endpoint].engine, self._ahead_of(endpoint)
+        running, waiting = engine.running, engine.waiting
+        return TrueState(
+            matched_tokens=ahead.found_blocks(request) * engine.limits.block_tokens,
+            requests=len(running) + len(waiting),
+            queued=len(waiting),
+            unanswered=sum(live.first_token_s is None for live in (*running, *waiting)),
+            context_tokens=sum(live.computed for live in running),
+            kv_usage_ratio=engine.kv.usage_ratio,
+            prefill_tokens=ahead.tokens,
+            prefill_pairs=ahead.pairs,
+            rest_s=self._progress(endpoint, now_s)[1],
+            cost=engine.cost,
+        )
+
+    def _ahead_of(self, endpoint: int) -> Ahead:
         there = self._endpoints[endpoint]
         changes, ahead = self._ahead.get(endpoint, (-1, None))
         if ahead is None or changes != there.changes:
             ahead = Ahead(there.engine)
             self._ahead[endpoint] = (there.changes, ahead)
+        return ahead
+
+    def _progress(self, endpoint: int, now_s: float) -> tuple[int, float]:
+        """Number of the step being taken among those merged, and seconds to its end; 0 and 0 when
+        there is none."""
+        there = self._endpoints[endpoint]
         if there.step_end_s is None:
-            return ahead.ttft_s(request, steps=0, rest_s=0.0)
+            return 0, 0.0
         steps, end_s = there.engine.progress(now_s)
-        return ahead.ttft_s(request, steps=steps, rest_s=end_s - now_s)
+        return steps, end_s - now_s

@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from bench.sim.conditions import PolicyContext, PolicyError
-from bench.sim.model import SimRequest, View
+from bench.sim.model import SimRequest, TrueView, View
+from bench.sim.regret import Judgement
+from bench.sim.rethink import Rethinker, number_of, rates_of
 from epp.config import Plan, load_config, resolve
 from epp.core.decide import Decider, Decision, PrefixKeeper, PrefixParams, PrefixState
 from epp.core.flow.hold import Hold, HoldParams, Outcome, Ticket
@@ -51,7 +53,7 @@ schedulingProfiles:
   - {pluginRef: prefix-cache-scorer, weight: 3}
   - {pluginRef: max-score-picker}
 """
-"""What the reference's chart installs."""
+"""What the reference EPP's chart installs."""
 
 
 class ExactPrefixes:
@@ -135,11 +137,6 @@ def shared_blocks(chain: Sequence[int], other: Sequence[int], known: int) -> int
     return low + 1
 
 
-def number_of(endpoint: Endpoint) -> int:
-    """The simulator's number of an endpoint, which is its port."""
-    return endpoint.spec.port - 1
-
-
 def spec_of(number: int) -> EndpointSpec:
     """The endpoint of that number."""
     return EndpointSpec(host="10.0.0.1", port=number + 1)
@@ -177,6 +174,7 @@ class Ours:
         self._scraped_s: dict[int, float] = {}
         self._decisions: dict[int, tuple[Decision, float | None]] = {}
         self._tickets: dict[int, Ticket] = {}
+        self._rethinker: Rethinker | None = None
         self._hold: Hold | None = None
         self._let_go: list[tuple[SimRequest, int]] = []
         cost = plan.profiles[0].cost
@@ -191,16 +189,7 @@ class Ours:
         self._look(view, now_s)
         if not self._endpoints:
             return None
-        if self._exact is not None:
-            self._exact.view = view
-            self._exact.asking[str(request.number)] = request
-        asked = Request(
-            id=str(request.number),
-            model=request.model,
-            prompt_tokens=request.prompt_tokens,
-            stream=self._context.first_byte_seen,
-            chains=(request.blocks,) if request.blocks else (),
-        )
+        asked = self._asked(request, view)
         seen = self._context.first_byte_seen
         if self._hold is None:
             decision = self.decider.decide(asked, subset=None, now_s=now_s, first_byte_seen=seen)
@@ -216,6 +205,31 @@ class Ours:
             return self._decided(request, offered)
         self._tickets[request.number] = offered
         return None
+
+    def _asked(self, request: SimRequest, view: View) -> Request:
+        if self._exact is not None:
+            self._exact.view = view
+            self._exact.asking[str(request.number)] = request
+        return Request(
+            id=str(request.number),
+            model=request.model,
+            prompt_tokens=request.prompt_tokens,
+            stream=self._context.first_byte_seen,
+            chains=(request.blocks,) if request.blocks else (),
+        )
+
+    def rethink(self, request: SimRequest, view: TrueView, now_s: float) -> Sequence[Judgement]:
+        """See `Rethinking`. Nothing with a hold, which decides at other moments."""
+        self._look(view, now_s)
+        if self._hold is not None or not self._endpoints:
+            return ()
+        if self._rethinker is None:
+            self._rethinker = Rethinker(self.decider)
+        truth = {
+            endpoint.slot: view.true_state(request, number_of(endpoint), now_s)
+            for endpoint in self._pool.endpoints
+        }
+        return self._rethinker.judge(self._asked(request, view), truth, now_s)
 
     def _decided(self, request: SimRequest, decision: Decision) -> int:
         self.decider.learn(decision)
@@ -310,13 +324,7 @@ class TrueRates(RateLearner):
     def rates(self, slot: int) -> Rates:
         """Slots are given out in the order of the numbers."""
         cost = self._context.costs[min(slot, len(self._context.costs) - 1)]
-        return Rates(
-            token_s=cost.prefill_token_s / cost.speed,
-            pair_s=cost.attention_pair_s / cost.speed,
-            step_s=cost.step_base_s / cost.speed,
-            step_request_s=cost.decode_sequence_s / cost.speed,
-            step_token_s=cost.decode_kv_token_s / cost.speed,
-        )
+        return rates_of(cost)
 
 
 def from_config(
@@ -336,7 +344,7 @@ OURS: Mapping[str, Callable[[PolicyContext], Ours]] = MappingProxyType(
         "expected-latency+hold": from_config(HOLD),
         "expected-latency, own index": from_config(None, exact=False),
         "expected-latency, true rates": from_config(None, true_rates=True),
-        "reference 2/2/3": from_config(REFERENCE_DEFAULT),
+        "reference EPP 2/2/3": from_config(REFERENCE_DEFAULT),
     }
 )
 """Policies that run through the product."""

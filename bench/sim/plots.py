@@ -3,6 +3,7 @@
 quantiles.png    TTFT of every percentile per policy: the distribution function on its side, with
                  the tail stretched, so that each line can be named where it ends
 load.png         mean TTFT as the arrival rate grows
+regret.png       what a decision costs against the best endpoint, by cause
 capacity.png     prefix hit ratio as caches grow, below what one pooled cache would reach
 balance.png      requests in flight per endpoint over time: a narrow band is an even load
 best-peer.png    our mean TTFT against the best peer of each cell, with 95 % intervals
@@ -16,17 +17,20 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from math import log
 from pathlib import Path
-from statistics import mean
+from statistics import mean, median
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 from bench.sim.drawing import (
     FLOOR,
+    OTHERS_COLOUR,
     OURS_COLOUR,
     PANELS,
     End,
     Style,
     draw_line,
     name_ends,
+    name_greys,
     our_look,
     panels_of,
     seconds_axis,
@@ -37,9 +41,12 @@ from bench.sim.drawing import (
 )
 from bench.sim.experiments import Cell
 from bench.sim.figures import Interval
-from bench.sim.report import Entry, Report, percent
+from bench.sim.markdown import percent
+from bench.sim.regret import CAUSES, RegretFigures
+from bench.sim.report import Entry, Report
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -47,8 +54,20 @@ CAP_RATIO = 4.0
 BANDS = 6
 """Policies whose load over time is shown: the best, and the worst of the named."""
 FOREST_ROWS = 40
+TICK_GAP = 0.13
+"""Least distance of two numbers of an axis, as a share of it."""
 FIRST_PERCENT = 10
 """The scale of TTFT begins here: the fastest few requests would take half of it."""
+NOT_SPLIT = "not split: a peer cannot decide again"
+CAUSE_COLOURS: Mapping[str, str] = MappingProxyType(
+    {
+        "cache": "#0072B2",
+        "load": "#E69F00",
+        "rates": "#009E73",
+        "objective": "#CC79A7",
+        NOT_SPLIT: OTHERS_COLOUR,
+    }
+)
 TICKS = (0.0, 0.5, 0.75, 0.9, 0.95, 0.99)
 
 
@@ -70,6 +89,15 @@ class Drawing(NamedTuple):
         """What there is of a policy in these cells."""
         pairs = ((cell, self.entries.get((cell.name, policy))) for cell in cells)
         return [(cell, entry) for cell, entry in pairs if entry is not None]
+
+    def is_named(self, policy: str) -> bool:
+        """One of the policies that matter."""
+        return policy in self.styles and self.styles[policy].named
+
+    @property
+    def labels(self) -> list[str]:
+        """The names at the ends of lines, with room for an arrow."""
+        return [f"{name} ↑" for name, style in self.styles.items() if style.named]
 
 
 def write_plots(report: Report, cells: Sequence[Cell], folder: Path) -> list[Path]:
@@ -107,8 +135,11 @@ def draw_quantiles(drawing: Drawing) -> Figure | None:
         return None
     contests = {each.cell: each for each in drawing.report.contests}
     figure, panels = panels_of(
-        len(cells), "Time to first token by percentile: lower is better, the tail is on the right"
+        len(cells),
+        "Time to first token by percentile: lower is better, the tail is on the right",
+        labels=drawing.labels,
     )
+    name_greys(figure, drawing.styles)
     for panel, cell in zip(panels, cells, strict=True):
         ends, first = [], []
         for policy, style in drawing.styles.items():
@@ -149,7 +180,18 @@ def _finish_load(panel: Axes, series: Series, ends: Sequence[End]) -> None:
         panel.set_ylim(top=CAP_RATIO * max(near_s))
     seconds_axis(panel, "mean TTFT")
     panel.set_xlabel("arrival rate, times the trace's own")
-    panel.set_xticks([x for x, _ in series], [f"×{x:g}" for x, _ in series])
+    xs = [x for x, _ in series]
+    told = apart(xs, TICK_GAP * (xs[-1] - xs[0]))
+    panel.set_xticks(xs, [f"×{x:g}" if x in told else "" for x in xs])
+
+
+def apart(xs: Sequence[float], gap: float) -> list[float]:
+    """Of ascending places those that are at least `gap` apart, the last one in any case."""
+    kept: list[float] = []
+    for x in reversed(xs):
+        if not kept or kept[-1] - x >= gap:
+            kept.append(x)
+    return kept[::-1]
 
 
 def draw_capacity(drawing: Drawing) -> Figure | None:
@@ -198,7 +240,8 @@ def _draw_series(
     groups = [g for g in groups if any(drawing.values(g, each) for each in drawing.styles)]
     if not groups:
         return None
-    figure, panels = panels_of(len(groups), title)
+    figure, panels = panels_of(len(groups), title, labels=drawing.labels)
+    name_greys(figure, drawing.styles)
     for panel, group in zip(panels, groups, strict=True):
         at: dict[float, list[Entry]] = {float(getattr(cell, field)): [] for cell in group}
         ends = []
@@ -219,6 +262,84 @@ def _draw_series(
     return figure
 
 
+def draw_regret(drawing: Drawing) -> Figure | None:
+    """Regret per decision of the policies that matter, and its parts where they are known."""
+    with_regret = {entry.cell for entry in drawing.report.entries if entry.regret}
+    cells = shown_cells(c for c in drawing.cells.values() if c.name in with_regret)
+    if not any(entry.regret and entry.regret.causes_s for entry in drawing.report.entries):
+        return None
+    figure, panels = panels_of(
+        len(cells),
+        "Regret per decision: time to first token lost against the best endpoint, and why",
+        names=drawing.report.policies,
+    )
+    for panel, cell in zip(panels, cells, strict=True):
+        rows = [
+            (policy, entry.regret)
+            for policy in drawing.report.policies
+            for _, entry in drawing.values([cell], policy)
+            if entry.regret and (entry.regret.causes_s or drawing.is_named(policy))
+        ]
+        _draw_regrets(panel, sorted(rows, key=lambda row: -row[1].mean_s))
+        panel.set_title(title_of(cell))
+    figure.legend(
+        *_legend(panels[0]),
+        loc="lower left",
+        bbox_to_anchor=(0.01, 0.0),
+        ncols=len(CAUSES) + 1,
+        frameon=False,
+    )
+    return figure
+
+
+def _draw_regrets(panel: Axes, rows: Sequence[tuple[str, RegretFigures]]) -> None:
+    """Bars, the least regret at the top; those far beyond the others are cut."""
+    totals_s = [regret.mean_s for _, regret in rows]
+    top_s = min(max(totals_s), CAP_RATIO * median(totals_s)) or 1e-3
+    low_s = 0.0
+    for y, (_, regret) in enumerate(rows):
+        known = list(zip(CAUSES, regret.causes_s, strict=True)) if regret.causes_s else []
+        right_s = left_s = 0.0
+        for cause, cause_s in known or [(NOT_SPLIT, regret.mean_s)]:
+            start_s = right_s if cause_s >= 0 else left_s
+            panel.barh(y, cause_s, 0.62, left=start_s, color=CAUSE_COLOURS[cause])
+            if cause_s >= 0:
+                right_s += cause_s
+            else:
+                left_s += cause_s
+        low_s = min(low_s, left_s)
+        _tell_regret(panel, y, regret.mean_s, right_s if right_s <= top_s * 1.001 else None)
+    panel.axvline(0, color="#333333", linewidth=1)
+    panel.set_yticks(range(len(rows)), [name for name, _ in rows])
+    panel.set_xlim(max(low_s, -top_s) * 1.05, top_s * 1.15)
+    panel.locator_params(axis="x", nbins=6)
+    scale, unit = (1.0, "s") if top_s >= 1 else (1e3, "ms")
+    panel.xaxis.set_major_formatter(lambda value, _: f"{value * scale:g} {unit}" if value else "0")
+    panel.grid(visible=False, axis="y")
+
+
+def _tell_regret(panel: Axes, y: int, regret_s: float, end_s: float | None) -> None:
+    """Write it at the end of its bar, `None`: at the edge, which cuts the bar."""
+    told = f"{regret_s * 1e3:.3g} ms" if regret_s < 1 else f"{regret_s:.3g} s"
+    panel.annotate(
+        f"{told} →" if end_s is None else told,
+        (0.99, y) if end_s is None else (end_s, y),
+        xycoords=("axes fraction", "data") if end_s is None else "data",
+        xytext=(0 if end_s is None else 4, 0),
+        textcoords="offset points",
+        ha="right" if end_s is None else "left",
+        va="center",
+        fontsize=9,
+    )
+
+
+def _legend(panel: Axes) -> tuple[list[Artist], list[str]]:
+    parts: list[Artist] = [
+        panel.barh([0], [0], color=colour)[0] for colour in CAUSE_COLOURS.values()
+    ]
+    return parts, list(CAUSE_COLOURS)
+
+
 def draw_balance(drawing: Drawing) -> Figure | None:
     """Least, mean and most requests in flight on an endpoint, over time, a panel per policy."""
     with_load = {entry.cell for entry in drawing.report.entries if entry.load}
@@ -227,14 +348,13 @@ def draw_balance(drawing: Drawing) -> Figure | None:
         return None
     cell = max(cells[:PANELS], key=lambda each: (each.speed, -cells.index(each)))
     named = [policy for policy, style in drawing.styles.items() if style.named]
-    named.sort(key=lambda policy: policy != drawing.report.reference)
+    named.sort(key=lambda policy: policy != drawing.report.baseline)
     pairs = [(p, e) for p in named for _, e in drawing.values([cell], p) if e.load]
     shown = pairs[: BANDS - 1] + pairs[-1:] if len(pairs) > BANDS else pairs
     figure, panels = panels_of(
         len(shown),
         f"Requests in flight per endpoint, {title_of(cell)}: a narrow band is an even load",
         share_y=True,
-        labels=False,
     )
     top = max(point[3] for _, entry in shown for point in entry.load)
     for panel, (policy, entry) in zip(panels, shown, strict=True):
@@ -311,9 +431,9 @@ def _difference_axis(panel: Axes, values: Sequence[float]) -> None:
 def _told(report: Report) -> str:
     s = report.summary
     if s is None:
-        return f"{report.reference} against the best peer"
+        return f"{report.baseline} against the best peer"
     return (
-        f"{report.reference} against the best peer of each cell: {s.geometric_mean:+.1%} mean TTFT;"
+        f"{report.baseline} against the best peer of each cell: {s.geometric_mean:+.1%} mean TTFT;"
         f" better in {s.better}, level in {s.level}, worse in {s.worse}"
     )
 
@@ -321,6 +441,7 @@ def _told(report: Report) -> str:
 PICTURES: Mapping[str, Callable[[Drawing], Figure | None]] = {
     "quantiles": draw_quantiles,
     "load": draw_load,
+    "regret": draw_regret,
     "capacity": draw_capacity,
     "balance": draw_balance,
     "best-peer": draw_best_peer,

@@ -10,6 +10,7 @@ import msgspec
 
 from bench.sim.experiments import Cell
 from bench.sim.figures import Figures, LoadPoint
+from bench.sim.regret import RegretFigures
 
 
 class Task(msgspec.Struct, frozen=True):
@@ -42,6 +43,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     ttft_quantiles_s: list[float] = []
     """At 0, 1, ... 100 %."""
     load: list[LoadPoint] = []
+    regret: RegretFigures | None = None
+    """`None`: not looked at."""
     error: str = ""
 
     @property

@@ -5,13 +5,15 @@ of its blocks (`prefix_hashes`). Text is read as the product reads a client's bo
 are named as the product names them: by four bytes of prompt view per token. Names stand for
 prefixes in a workload, so hashes are numbered along their chain.
 
-The reader is strict: a line that does not fit is an error with its number, never a guess. It
-streams: of each request only its blocks are kept, at 8 B each, their names once for all requests;
+A line that does not fit is never guessed at: it is an error with its number, or left out and
+counted by what is wrong with it. Where most lines are wrong, the file is. The reader streams: of
+each request only its blocks are kept, at 8 B each, their names once for all requests;
 text is dropped with its line. What the whole may take is bounded, and so is each line.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from datetime import datetime
 from itertools import islice
@@ -22,7 +24,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Raw
 
-from bench.sim.lines import LINE_BYTES_MAX, at, decode, read_lines
+from bench.sim.lines import LINE_BYTES_MAX, LineError, at, decode, read_lines
 from bench.sim.model import Workload
 from bench.sim.plan import (
     Draft,
@@ -41,6 +43,9 @@ from epp.core.rawjson import EMPTY, is_given
 
 TEXT_BLOCK_TOKENS = 64
 """Default block size where the log holds text: the product's smallest."""
+BAD_RATIO_MAX = 0.5
+"""Where more of the lines are bad, the log is of another kind than is thought."""
+BAD_KINDS_MAX = 12
 SPAN_S_MAX = 31 * 86_400.0
 MILLISECONDS_MIN = 1e11
 """Seconds since 1970 reach this in the year 5138; milliseconds did in 1973."""
@@ -82,20 +87,59 @@ class LogLine(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_def
     """Which conversation it belongs to, where the log knows."""
 
 
+class BadLines:
+    """Lines that were left out, by what is wrong with them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._kinds: dict[str, tuple[LineError, int]] = {}
+        """The first of each kind, and how many there are."""
+
+    def add(self, error: LineError) -> None:
+        """One more."""
+        self.count += 1
+        kind = re.sub(r"\d+", "N", error.what)
+        if kind not in self._kinds and len(self._kinds) >= BAD_KINDS_MAX:
+            kind = ""  # all others together
+        first, count = self._kinds.get(kind, (error, 0))
+        self._kinds[kind] = (first, count + 1)
+
+    def told(self, lines: int) -> list[str]:
+        """What a person has to know, most frequent first; nothing when all lines were good.
+
+        Args:
+            lines: those that were read, these included.
+        """
+        if not self.count:
+            return []
+        kinds = sorted(self._kinds.items(), key=lambda each: -each[1][1])
+        head = f"{self.count} of {lines} lines of the log are left out:"
+        return [head, *(_told_kind(kind, *found) for kind, found in kinds)]
+
+
+def _told_kind(kind: str, first: LineError, count: int) -> str:
+    if not kind:
+        return f"{count} with something else, the first of them line {first.number}"
+    others = f" (and {count - 1} more like it)" if count > 1 else ""
+    return f"line {first.number} {first.what}{others}"
+
+
 def load(
     path: str | Path,
     *,
     speed: float = 1.0,
     requests_max: int | None = None,
     block_tokens: int | None = None,
+    bad: BadLines | None = None,
 ) -> Workload:
     """Read a log.
 
     Args:
         path: decompressed on the way when its name ends in `.gz`.
         speed: times are divided by it.
-        requests_max: only so many lines are read; `None` = all.
+        requests_max: only so many requests are read; `None` = all.
         block_tokens: of the workload; `None` = the log's own, for text `TEXT_BLOCK_TOKENS`.
+        bad: takes the lines that cannot be used; `None`: the first of them is raised.
 
     Raises:
         WorkloadError: the file cannot be used; names the line.
@@ -105,8 +149,11 @@ def load(
         speed=speed, requests_max=requests_max, block_tokens=block_tokens or 1
     )
     path = Path(path)
-    reader = _Reader(path, block_tokens)
+    reader = _Reader(path, block_tokens, bad)
     drafts = list(islice(reader.drafts(), requests_max))
+    if bad is not None and bad.count > BAD_RATIO_MAX * (bad.count + len(drafts)):
+        told = "\n  ".join(bad.told(bad.count + len(drafts)))
+        raise WorkloadError(f"{path} is no log of the expected form: {told}")
     if not drafts:
         raise WorkloadError(f"{path} holds no request; one JSON object per line is expected")
     start_s = min(draft.at_s for draft in drafts)
@@ -118,34 +165,52 @@ def load(
 class _Reader:
     """Turns lines into drafts; `at_s` is still the log's own time."""
 
-    def __init__(self, path: Path, block_tokens: int | None) -> None:
+    def __init__(self, path: Path, block_tokens: int | None, bad: BadLines | None) -> None:
         self.block_tokens = block_tokens or 0
         """Of the workload; 0 until the first line tells."""
+        self._wanted_tokens = block_tokens or 0
         self._path = path
+        self._bad = bad
         self._names = Names()
         self._sessions: dict[str | int, int] = {}
         self._unit_tokens: int | None = None
         """Of the log's hashes; 0 = it holds text, `None` until the first line tells."""
-        self._earliest_s = self._latest_s = 0.0
+        self._span_s: tuple[float, float] | None = None
+        """The earliest and the latest time, of the lines that are used."""
 
     def drafts(self) -> Iterator[Draft]:
         decoder = msgspec.json.Decoder(LogLine)
-        blocks = 0
-        for requests, (number, text) in enumerate(read_lines(self._path), 1):
-            line = decode(decoder, self._path, number, text)
+        requests = blocks = 0
+        for number, text in read_lines(self._path, None if self._bad is None else self._bad.add):
             try:
-                draft = self._draft(line, first=requests == 1)
-            except WorkloadError as error:
-                raise at(self._path, number, str(error)) from None
+                draft = self._read(decoder, number, text)
+            except LineError as error:
+                if self._bad is None:
+                    raise
+                self._bad.add(error)
+                continue
+            requests += 1
             blocks += len(draft.blocks)
             check_size(str(self._path), requests=requests, blocks=blocks)
             yield draft
 
-    def _draft(self, line: LogLine, *, first: bool) -> Draft:
-        chain, prompt_tokens = self._prompt(line)
+    def _read(self, decoder: msgspec.json.Decoder[LogLine], number: int, text: bytes) -> Draft:
+        line = decode(decoder, self._path, number, text)
+        try:
+            return self._draft(line)
+        except WorkloadError as error:
+            raise at(self._path, number, str(error)) from None
+
+    def _draft(self, line: LogLine) -> Draft:
+        at_s, unit_tokens = seconds(line.time), _unit_tokens(line)
+        span_s = self._widened(at_s)
+        chain, prompt_tokens = self._prompt(line, unit_tokens)
+        # From here on nothing is wrong with the line: what is remembered of it counts.
+        self._span_s = span_s
+        self._unit_tokens = unit_tokens
         session = line.session
         return Draft(
-            at_s=self._checked_s(seconds(line.time), first=first),
+            at_s=at_s,
             prompt_tokens=prompt_tokens,
             output_tokens=max(1, line.output_tokens),
             blocks=chain,
@@ -155,24 +220,21 @@ class _Reader:
             model=line.model,
         )
 
-    def _checked_s(self, at_s: float, *, first: bool) -> float:
-        self._earliest_s = at_s if first else min(at_s, self._earliest_s)
-        self._latest_s = at_s if first else max(at_s, self._latest_s)
-        if self._latest_s - self._earliest_s > SPAN_S_MAX:
+    def _widened(self, at_s: float) -> tuple[float, float]:
+        earliest_s, latest_s = self._span_s or (at_s, at_s)
+        span_s = (min(at_s, earliest_s), max(at_s, latest_s))
+        if span_s[1] - span_s[0] > SPAN_S_MAX:
             raise WorkloadError(
                 "lies more than 31 days from another line; all times must count from one moment, "
                 "and a replay of so long a log needs a part of it"
             )
-        return at_s
+        return span_s
 
-    def _prompt(self, line: LogLine) -> tuple[tuple[int, ...], int]:
+    def _prompt(self, line: LogLine, unit_tokens: int) -> tuple[tuple[int, ...], int]:
         """The chain and its prompt's tokens."""
-        check_shape(line)
-        unit_tokens = 0 if line.prefix_hashes is None else line.block_tokens or 0
         if self._unit_tokens is None:
-            self._unit_tokens = unit_tokens
-            self.block_tokens = self.block_tokens or unit_tokens or TEXT_BLOCK_TOKENS
-        if unit_tokens != self._unit_tokens:
+            self.block_tokens = self._wanted_tokens or unit_tokens or TEXT_BLOCK_TOKENS
+        elif unit_tokens != self._unit_tokens:
             raise WorkloadError(
                 "mixes text and prefix_hashes, or sizes of blocks; one file has one of them"
             )
@@ -187,6 +249,12 @@ class _Reader:
         prompt_tokens = max(1, line.prompt_tokens or estimate)
         full = islice(parts, prompt_tokens // self.block_tokens)
         return self._names.chain(root, full), prompt_tokens
+
+
+def _unit_tokens(line: LogLine) -> int:
+    """Tokens per hash, 0 for text. Raises: WorkloadError, see `check_shape`."""
+    check_shape(line)
+    return 0 if line.prefix_hashes is None else line.block_tokens or 0
 
 
 def check_shape(line: LogLine) -> None:

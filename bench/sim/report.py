@@ -1,4 +1,4 @@
-"""From the records of many runs to what is said about them: JSON, Markdown.
+"""From the records of many runs to what is said about them, and that as JSON.
 
 Three questions, in this order: is our policy better than the best peer of each cell, chosen
 afterwards (which favours the peer); how far are the others; what are all the figures. Peers are
@@ -24,6 +24,7 @@ from bench.sim.figures import (
     t_interval,
 )
 from bench.sim.records import Record
+from bench.sim.regret import RegretFigures, averaged_regret
 
 Kind = Literal["ours", "peer", "oracle", "control"]
 
@@ -37,7 +38,11 @@ Means over the seeds; every policy meets the same arrivals with the same seed. D
 mean TTFT, relative, paired by seed, with Student's t interval at 95 %: below 0 is better. \
 Goodput: share of all requests with TTFT <= {GOOD_TTFT_S:g} s and mean time between tokens <= \
 {GOOD_ITL_S * 1e3:g} ms. Ceiling: one pooled LRU cache as large as the fleet's. Balance: most \
-loaded endpoint / mean, by requests and by requests in flight over time."""
+loaded endpoint / mean, by requests and by requests in flight over time. Regret: expected time to \
+first token at the endpoint picked, less that at the best, by the engines' true state, mean of the \
+decisions looked at. Its causes are what would be saved by deciding again with true prefix caches, \
+then true load, then true rates, and at last (objective) by wanting nothing but this request's own \
+first token; the sum is the regret. Only policies that run through the picker can decide again."""
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,8 +59,10 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     ceiling_share: float | None
     """Hit ratio / that of the pooled LRU cache."""
     difference: Interval | None = None
-    """Mean TTFT against the reference, in the seeds that both have; `None` for the reference."""
+    """Mean TTFT against the baseline, in the seeds that both have; `None` for the baseline."""
     ttft_quantiles_s: list[float] = []
+    regret: RegretFigures | None = None
+    """`None`: no decision was looked at."""
     load: list[list[float]] = []
     """Of the first seed: `LoadPoint`s."""
 
@@ -96,7 +103,8 @@ class Report(msgspec.Struct, kw_only=True):
     constants: dict[str, Any]
     seeds: list[int]
     policies: dict[str, Kind]
-    reference: str
+    baseline: str
+    """The policy that the others are compared with."""
     method: str = METHOD
     summary: Summary | None = None
     """`None` when no cell has both our policy and a peer."""
@@ -106,6 +114,8 @@ class Report(msgspec.Struct, kw_only=True):
     failed: list[str] = []
     missing: int = 0
     """Runs that were not made: interrupted."""
+    notes: list[str] = []
+    """What there is to say of the workloads: lines of a log that were left out."""
     left_out: list[str] = []
     """What the file would be too large with."""
 
@@ -114,7 +124,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 def entries_of(
-    records: Iterable[Record], cells: Sequence[str], policies: Sequence[str], reference: str
+    records: Iterable[Record], cells: Sequence[str], policies: Sequence[str], baseline: str
 ) -> list[Entry]:
     """One entry per cell and policy that has a record with figures, in the order given."""
     groups: dict[tuple[str, str], dict[int, Record]] = {}
@@ -122,23 +132,23 @@ def entries_of(
         if record.figures is not None:
             groups.setdefault((record.cell, record.policy), {})[record.seed] = record
     return [
-        _entry([group[seed] for seed in sorted(group)], groups.get((cell, reference), {}))
+        _entry([group[seed] for seed in sorted(group)], groups.get((cell, baseline), {}))
         for cell in cells
         for policy in policies
         if (group := groups.get((cell, policy)))
     ]
 
 
-def _entry(records: Sequence[Record], reference: Mapping[int, Record]) -> Entry:
+def _entry(records: Sequence[Record], baseline: Mapping[int, Record]) -> Entry:
     first = records[0]
     figures = [record.figures for record in records if record.figures is not None]
     ttft_s = [each.ttft_mean_s for each in figures]
     pairs = [
         (record.figures.ttft_mean_s, other.figures.ttft_mean_s)
         for record in records
-        if record.figures and (other := reference.get(record.seed)) and other.figures
+        if record.figures and (other := baseline.get(record.seed)) and other.figures
     ]
-    is_reference = bool(reference) and next(iter(reference.values())).policy == first.policy
+    is_baseline = bool(baseline) and next(iter(baseline.values())).policy == first.policy
     return Entry(
         cell=first.cell,
         policy=first.policy,
@@ -149,11 +159,12 @@ def _entry(records: Sequence[Record], reference: Mapping[int, Record]) -> Entry:
         p99_by_seed_s=[_short(each.ttft_p99_s, 7) for each in figures],
         ceiling_ratio=_mean_known(record.ceiling_ratio for record in records),
         ceiling_share=_mean_known(record.ceiling_share for record in records),
-        difference=_difference(*zip(*pairs, strict=True)) if pairs and not is_reference else None,
+        difference=_difference(*zip(*pairs, strict=True)) if pairs and not is_baseline else None,
         ttft_quantiles_s=[
             _short(mean(values))
             for values in zip(*(record.ttft_quantiles_s for record in records), strict=True)
         ],
+        regret=averaged_regret(record.regret for record in records),
         load=[[p.at_s, p.least, p.mean, p.most] for p in first.load],
     )
 
@@ -180,7 +191,7 @@ def contests_of(entries: Sequence[Entry], policies: Mapping[str, Kind], ours: st
         ours: the policy compared.
     """
     found = []
-    for cell, group in _by_cell(entries).items():
+    for cell, group in by_cell(entries).items():
         own = group.get(ours)
         if own is None:
             continue
@@ -220,15 +231,16 @@ def summary_of(contests: Sequence[Contest]) -> Summary | None:
     )
 
 
-def _by_cell(entries: Iterable[Entry]) -> dict[str, dict[str, Entry]]:
+def by_cell(entries: Iterable[Entry]) -> dict[str, dict[str, Entry]]:
+    """Entries by cell and policy."""
     cells: dict[str, dict[str, Entry]] = {}
     for entry in entries:
         cells.setdefault(entry.cell, {})[entry.policy] = entry
     return cells
 
 
-def _difference(values: Sequence[float], reference: Sequence[float]) -> Interval:
-    return _rounded(paired_difference(values, reference))
+def _difference(values: Sequence[float], base: Sequence[float]) -> Interval:
+    return _rounded(paired_difference(values, base))
 
 
 def _mean_known(values: Iterable[float | None]) -> float | None:
@@ -287,10 +299,17 @@ def _flat(row: dict[str, Any], left_out: Collection[str] = ()) -> dict[str, Any]
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if name == "figures":
-            flat |= {each: _short(v) if isinstance(v, float) else v for each, v in value.items()}
+            flat |= _shortened(value)
+        elif name == "regret":
+            blank = dict.fromkeys(RegretFigures.__struct_fields__)
+            flat |= {f"regret_{each}": v for each, v in _shortened(value or blank).items()}
         elif name not in left_out:
             flat[name] = list(value.values()) if isinstance(value, dict) else value
     return flat
+
+
+def _shortened(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {each: _short(v) if isinstance(v, float) else v for each, v in values.items()}
 
 
 def _lines(name: str, value: Any) -> bytes:
@@ -303,143 +322,3 @@ def _lines(name: str, value: Any) -> bytes:
             rows,
         )
     return b'"%s":%s' % (name.encode(), encode_json(value))
-
-
-# -- Markdown ------------------------------------------------------------------------------
-
-
-def markdown(report: Report) -> str:
-    """The tables, to be pasted anywhere."""
-    parts = [f"# {report.name}", f"`{report.command}`", _origin(report), report.method]
-    if report.summary:
-        parts.append(_told_summary(report))
-    if report.contests:
-        parts += ["## Against the best peer of each cell", _contest_table(report)]
-    cells = _by_cell(report.entries)
-    if len(cells) > 1:
-        parts += ["## Mean TTFT, s", _matrix(cells, report)]
-    for cell, group in cells.items():
-        parts += [f"## {cell}", _cell_table(group, report)]
-    if report.failed:
-        parts += ["## Failed runs", "\n".join(f"- {each}" for each in report.failed)]
-    return "\n\n".join(parts) + "\n"
-
-
-def _origin(report: Report) -> str:
-    versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
-    seeds = ", ".join(map(str, report.seeds))
-    text = f"Seeds {seeds}; {versions}; {report.machine.get('at', '')}."
-    if report.missing:
-        text += f" **Interrupted: {report.missing} runs were not made.**"
-    return text
-
-
-def _told_summary(report: Report) -> str:
-    assert report.summary is not None
-    s = report.summary
-    return (
-        f"**{report.reference} against the best peer of each cell: {s.geometric_mean:+.1%} mean"
-        f" TTFT (geometric mean of {s.cells} cells); better in {s.better}, level in {s.level},"
-        f" worse in {s.worse}.**"
-    )
-
-
-def _contest_table(report: Report) -> str:
-    header = ("cell", report.reference, "best peer", "its TTFT", "mean TTFT", "", "p99", "oracle")
-    rows = [
-        (
-            each.cell,
-            seconds(each.ours_s),
-            each.peer,
-            seconds(each.peer_s),
-            percent(each.difference),
-            each.difference.verdict,
-            percent(each.p99),
-            percent(each.oracle),
-        )
-        for each in report.contests
-    ]
-    return markdown_table(header, rows)
-
-
-def _matrix(cells: Mapping[str, Mapping[str, Entry]], report: Report) -> str:
-    rows = []
-    for cell, group in cells.items():
-        real = [e for name, e in group.items() if report.policies[name] != "oracle"]
-        best = min((entry.ttft_mean_s.mean for entry in real), default=None)
-        texts = []
-        for policy in report.policies:
-            value = group[policy].ttft_mean_s.mean if policy in group else None
-            text = seconds(value)
-            texts.append(f"**{text}**" if value == best else text)
-        rows.append((cell, *texts))
-    return markdown_table(("cell", *report.policies), rows)
-
-
-CELL_HEADER = (
-    *("policy", "TTFT mean", "p50", "p90", "p99", "max", "vs reference", "TPOT p50 ms", "p99"),
-    *("E2E", "goodput", "hit", "of ceiling", "held", "balance", "in flight", "refused", "retries"),
-)
-
-
-def _cell_table(group: Mapping[str, Entry], report: Report) -> str:
-    ordered = sorted(group.values(), key=lambda entry: entry.ttft_mean_s.mean)
-    rows = [_cell_row(entry, report) for entry in ordered]
-    return markdown_table(CELL_HEADER, rows)
-
-
-def _cell_row(entry: Entry, report: Report) -> tuple[str, ...]:
-    f = entry.figures
-    versus = "reference" if entry.policy == report.reference else percent(entry.difference)
-    lost = f" + {f.lost} lost" if f.lost else ""
-    return (
-        entry.policy,
-        *map(seconds, (f.ttft_mean_s, f.ttft_p50_s, f.ttft_p90_s, f.ttft_p99_s, f.ttft_max_s)),
-        versus,
-        *(_number(None if v is None else v * 1e3, ".1f") for v in (f.tpot_p50_s, f.tpot_p99_s)),
-        seconds(f.e2e_mean_s),
-        _number(f.goodput_ratio, ".1%"),
-        _number(f.hit_ratio, ".3f"),
-        _number(entry.ceiling_share, ".0%"),
-        seconds(f.hold_mean_s),
-        _number(f.requests_balance_ratio, ".2f"),
-        _number(f.inflight_balance_ratio, ".2f"),
-        f"{f.refused}{lost}",
-        str(f.retries),
-    )
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table that can be read as text too: the first column to the left."""
-    lines = [tuple(header), *(tuple(row) for row in rows)]
-    widths = [max(3, *map(len, column)) for column in zip(*lines, strict=True)]
-    rule = ("-" * widths[0], *("-" * (width - 1) + ":" for width in widths[1:]))
-    return "\n".join(
-        "| "
-        + " | ".join(
-            text.rjust(width) if at else text.ljust(width)
-            for at, (text, width) in enumerate(zip(line, widths, strict=True))
-        )
-        + " |"
-        for line in (lines[0], rule, *lines[1:])
-    )
-
-
-def seconds(value: float | None) -> str:
-    """Three significant digits, milliseconds at most; a dash for `None`."""
-    if value is None:
-        return "–"
-    return f"{value:.3f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
-def percent(interval: Interval | None) -> str:
-    """A relative difference with its interval; a dash for `None`."""
-    if interval is None:
-        return "–"
-    if interval.low is None or interval.high is None:
-        return f"{interval.mean:+.1%}"
-    return f"{interval.mean:+.1%} [{interval.low:+.1%}, {interval.high:+.1%}]"
-
-
-def _number(value: float | None, how: str) -> str:
-    return "–" if value is None else format(value, how)

@@ -8,8 +8,9 @@ from bench.sim.agenda import Agenda
 from bench.sim.conditions import HoldingPolicy, PolicyError
 from bench.sim.endpoints import Endpoint
 from bench.sim.model import Outcome, Policy, Scrape, SimRequest
-from bench.sim.oracle import Oracle
+from bench.sim.oracle import Oracle, TrueState
 from bench.sim.prefix import Prefixes
+from bench.sim.regret import Judgement, Rethinking
 
 
 class FleetView:
@@ -47,6 +48,10 @@ class FleetView:
         """See TrueView."""
         return self._oracle.expected_ttft_s(request, endpoint, now_s)
 
+    def true_state(self, request: SimRequest, endpoint: int, now_s: float) -> TrueState:
+        """See TrueView."""
+        return self._oracle.true_state(request, endpoint, now_s)
+
 
 class Router:
     """See the module."""
@@ -66,6 +71,13 @@ class Router:
         """A recheck is planned."""
         self._prefixes = prefixes
         self._seen = seen
+        self._rethinks = policy if isinstance(policy, Rethinking) else None
+
+    def rethink(self, request: SimRequest, now_s: float) -> Sequence[Judgement]:
+        """What the policy would decide if it knew better; to be asked before `choose`."""
+        if self._rethinks is None:
+            return ()
+        return self._rethinks.rethink(request, self.view, now_s)
 
     def choose(self, outcome: Outcome, now_s: float) -> int | None:
         """Ask the policy; a request it keeps is held from here on. Raises: PolicyError."""

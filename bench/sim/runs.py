@@ -21,6 +21,7 @@ from bench.sim.experiments import Cell, Setup, conditions_of, fleet_of
 from bench.sim.figures import figures_of, load_over_time, ttft_quantiles_s
 from bench.sim.model import Policy, Workload
 from bench.sim.records import Record, Task
+from bench.sim.regret import regret_figures
 from bench.sim.workloads import WORKLOADS
 
 MakePolicy = Callable[[PolicyContext], Policy]
@@ -29,7 +30,9 @@ Progress = Callable[[float], None]
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("epp", "bench/engine", "bench/sim")
-PRESENTATION = frozenset({"report.py", "plots.py", "progress.py", "__main__.py"})
+PRESENTATION = frozenset(
+    {"report.py", "markdown.py", "plots.py", "drawing.py", "progress.py", "__main__.py"}
+)
 """Of bench/sim: what shows results and makes none."""
 
 
@@ -60,22 +63,28 @@ class Bench:
         data = msgspec.json.encode((code_digest(), self.setup, task.cell))
         return hashlib.sha256(data).hexdigest()[:12]
 
-    def check_source(self, cell: Cell, seed: int) -> None:
-        """See whether the workload of a cell can be had at all: its beginning is read.
+    def check_source(self, cell: Cell, seed: int) -> list[str]:
+        """See whether the workload of a cell can be had at all: its beginning is read; of a replay
+        the whole log, once, for all runs and processes that come of this one.
 
+        Returns: what a person has to know of the log, line by line.
         Raises: WorkloadError, OSError.
         """
+        if self.setup.trace_file:
+            return _log(self.setup, cell)[1]
         few = msgspec.structs.replace(self.setup, requests_max=1)
         _workload(few, cell, seed)
+        return []
 
     def _run(self, task: Task, basis: str, progress: Progress | None) -> Record:
         cell, policy, seed = task.key
         workload = _workload(self.setup, task.cell, seed)
         fleet = fleet_of(task.cell, workload.block_tokens)
+        conditions = conditions_of(task.cell, workload, fleet)
         run = simulate(
             workload,
             fleet,
-            conditions_of(task.cell, workload, fleet),
+            msgspec.structs.replace(conditions, regret_every=self.setup.regret_every),
             self.policies[policy],
             seed=seed,
             progress=progress,
@@ -90,6 +99,7 @@ class Bench:
             ceiling_ratio=_ceiling_ratio(self.setup, task.cell, seed),
             ttft_quantiles_s=[float(f"{each:.4g}") for each in ttft_quantiles_s(run.outcomes)],
             load=load_over_time(run.timeline),
+            regret=regret_figures(run.regrets),
         )
 
 
@@ -105,8 +115,18 @@ def _told(error: Exception) -> str:
 @lru_cache(maxsize=2)
 def _workload(setup: Setup, cell: Cell, seed: int) -> Workload:
     if setup.trace_file:  # as it was logged: not scaled with the fleet
-        return replay.load(setup.trace_file, speed=cell.speed, requests_max=setup.requests_max)
+        return _log(setup, cell)[0]
     return WORKLOADS[cell.workload](cell.options(setup, seed))
+
+
+@lru_cache(maxsize=1)
+def _log(setup: Setup, cell: Cell) -> tuple[Workload, list[str]]:
+    """The requests of a log, and what there is to say of its lines."""
+    bad = replay.BadLines()
+    workload = replay.load(
+        setup.trace_file, speed=cell.speed, requests_max=setup.requests_max, bad=bad
+    )
+    return workload, bad.told(bad.count + len(workload.requests))
 
 
 @lru_cache(maxsize=2)

@@ -36,6 +36,7 @@ from bench.sim.hardware import EngineKind
 from bench.sim.model import Outcome, Policy, Workload
 from bench.sim.oracle import Oracle
 from bench.sim.prefix import CachePrefixes, Prefixes, SentPrefixes, ToldPrefixes
+from bench.sim.regret import Judgement, Regret, regret_of
 from bench.sim.routers import FleetView, Router
 from bench.sim.timeline import Timeline
 
@@ -61,9 +62,8 @@ class Run(msgspec.Struct, kw_only=True):
     """Engine steps taken, merged ones counted as one."""
     held: int = 0
     """Times that a request was held when it came, or came again."""
-    regrets_s: list[float] = msgspec.field(default_factory=list)
-    """Per dispatch, in order: expected seconds to first token at the chosen endpoint, less those at
-    the best one, by the true state. Empty unless `Conditions.regret`."""
+    regrets: list[Regret] = msgspec.field(default_factory=list)
+    """Of the dispatches looked at, in order: see `Conditions.regret_every`."""
 
 
 class Simulation:
@@ -231,9 +231,13 @@ class Simulation:
         if not router.view.endpoints:
             self._refuse(outcome)
             return
-        endpoint = router.choose(outcome, self._agenda.now_s)
+        now_s = self._agenda.now_s
+        # Asked before the choice is charged; what is held is decided later, in another state.
+        looked_at = self._is_looked_at(outcome)
+        judgements = router.rethink(outcome.request, now_s) if looked_at else ()
+        endpoint = router.choose(outcome, now_s)
         if endpoint is not None:
-            self._dispatch(router, outcome, endpoint)
+            self._dispatch(router, outcome, endpoint, judgements)
             return
         self._run.held += 1
         if not router.rechecks:
@@ -243,11 +247,13 @@ class Simulation:
         outcome.refused = True
         self._close()
 
-    def _dispatch(self, router: Router, outcome: Outcome, number: int) -> None:
+    def _dispatch(
+        self, router: Router, outcome: Outcome, number: int, judgements: Sequence[Judgement] = ()
+    ) -> None:
         now_s, request = self._agenda.now_s, outcome.request
         endpoint = self.endpoints[number]
-        if self._conditions.regret:
-            self._run.regrets_s.append(self._regret_s(router, outcome, number))
+        if self._is_looked_at(outcome):
+            self._run.regrets.append(self._regret(router, outcome, number, judgements))
         endpoint.about_to_change(now_s)
         asked = EngineRequest(
             id=str(request.number),
@@ -275,12 +281,19 @@ class Simulation:
         if end_s is not None and end_s != endpoint.step_end_s:
             self._plan_step_end(endpoint, end_s)
 
-    def _regret_s(self, router: Router, outcome: Outcome, chosen: int) -> float:
+    def _is_looked_at(self, outcome: Outcome) -> bool:
+        every = self._conditions.regret_every
+        return every > 0 and outcome.request.number % every == 0
+
+    def _regret(
+        self, router: Router, outcome: Outcome, chosen: int, judgements: Sequence[Judgement]
+    ) -> Regret:
+        request, now_s = outcome.request, self._agenda.now_s
         times_s = {
-            number: self._oracle.expected_ttft_s(outcome.request, number, self._agenda.now_s)
+            number: self._oracle.expected_ttft_s(request, number, now_s)
             for number in router.view.endpoints
         }
-        return times_s[chosen] - min(times_s.values())
+        return regret_of(times_s, chosen, judgements)
 
     # Held requests
 

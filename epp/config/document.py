@@ -115,7 +115,7 @@ def _struct(title: str, cls: type[Any], path: str) -> Iterator[str]:
     assert isinstance(info, inspect.StructType)
     if not info.fields:
         return
-    texts = _field_docs(cls)
+    texts = field_docs(cls)
     yield "| Key | Type | Default | Meaning |\n|---|---|---|---|"
     for field in info.fields:
         text = " ".join(texts[field.name].split()).replace("|", "\\|")
@@ -153,7 +153,7 @@ def _classes(module: str) -> dict[str, ast.ClassDef]:
     return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
 
 
-def _field_docs(cls: type[Any]) -> dict[str, str]:
+def field_docs(cls: type[Any]) -> dict[str, str]:
     """Field name -> the docstring under it."""
     body = _classes(cls.__module__)[cls.__name__].body
     docs = {}

@@ -53,8 +53,9 @@ class ProfilePlugin(Section, frozen=True):
     plugin_ref: Name
     """Name of a filter, scorer or picker among `plugins`."""
     weight: Weight | None = None
-    """Factor of a scorer's score in the total, 0..1000000; 1 when absent. Of no effect, with a
-    notice, for filters and pickers."""
+    """How much a scorer counts beside the others: the total of an endpoint is the sum of weight
+    times score, so only the ratios of the weights matter; 0..1000000, 1 when absent, 0 = its scores
+    are shown and count nothing. Of no effect, with a notice, for filters and pickers."""
 
 
 class SchedulingProfile(Section, frozen=True):

@@ -70,6 +70,11 @@ class Body:
         self.drop()
         return whole
 
+    def replace(self, body: bytes) -> None:
+        """Hold this in place of what was received."""
+        self._bodies.held_bytes += len(body) - sum(map(len, self._pieces))
+        self._pieces = [body]
+
     def drop(self) -> None:
         """Hold nothing any more."""
         if self._pieces:

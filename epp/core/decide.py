@@ -105,7 +105,7 @@ class PrefixKeeper:
         if not request.prompts:
             return NO_MATCH
         block_tokens = self.block_tokens
-        root = root_of(request.model, request.cache_salt)
+        root = root_of(request.engine_model, request.cache_salt)
         blocks_max = max(1, self.params.tokens_max // block_tokens)
         chains = tuple(
             [

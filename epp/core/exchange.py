@@ -26,15 +26,15 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from epp.core.answer import Answer, is_event_stream, release
 from epp.core.bodies import Body
 from epp.core.decide import Decider, Decision
+from epp.core.directing import Edit, direct
 from epp.core.errors import DropReason, RequestDropped
-from epp.core.flow.hold import Hold, Outcome, Ticket
+from epp.core.flow.hold import Outcome, Ticket
 from epp.core.headers import status_of
 from epp.core.messages import (
-    NO_MUTATION,
     BodyMode,
-    BodyReply,
     Event,
     HeadersReply,
     ImmediateReply,
@@ -50,22 +50,30 @@ from epp.core.messages import (
 )
 from epp.core.model import Cause, Request
 from epp.core.params import ExchangeParams, Watcher
-from epp.core.parse import ParseLimits, parse_request
 from epp.core.phases import BUFFERED, DUPLEX, Phase, cannot_wait
-from epp.core.refusal import refuse
-from epp.core.replying import forwarded, pieces, routed_to, served_by
+from epp.core.refusal import no_headers, refuse
+from epp.core.replying import buffered, forwarded, late, pieces, routed_to, sent_on, served_by
+from epp.core.serving import Pools, Serving
+from epp.core.streams import NOT_SAID, Called
 from epp.core.usage import UsageReader
 
 __all__ = ["Exchange", "ExchangeParams", "Phase", "Watcher"]
 
 
 class Exchange:
-    """State of one stream. Attributes are readable by watchers; only this class writes them."""
+    """State of one stream. Attributes are readable by watchers; only this class writes them.
+
+    Args:
+        called: what the gateway said as it opened the stream.
+        may_hold: a pool may keep requests."""
 
     __slots__ = (
+        "_answer",
         "_body",
-        "_decider",
+        "_called",
+        "_edit",
         "_params",
+        "_pools",
         "_reported",
         "_request_headers",
         "_request_mode",
@@ -73,7 +81,6 @@ class Exchange:
         "_ticket",
         "_trailers",
         "_unlearned",
-        "_usage_reader",
         "_watcher",
         "answer_later",
         "answered_s",
@@ -84,14 +91,16 @@ class Exchange:
         "finished_s",
         "first_byte_s",
         "held_since_s",
-        "hold",
         "ignored_messages",
         "last_byte_s",
+        "may_hold",
         "phase",
+        "pool_named",
         "request",
         "response_bytes",
         "response_streaming",
         "served",
+        "serving",
         "started_s",
         "status",
         "subset",
@@ -101,16 +110,23 @@ class Exchange:
     def __init__(
         self,
         *,
-        decider: Decider,
+        pools: Pools,
         params: ExchangeParams,
         watcher: Watcher,
         now_s: float,
-        hold: Hold | None = None,
+        called: Called = NOT_SAID,
+        may_hold: bool = False,
     ) -> None:
-        self._decider = decider
+        self._pools = pools
         self._params = params
         self._watcher = watcher
-        self.hold = hold
+        self._called = called
+        self.may_hold = may_hold
+        self.serving: Serving | None = None
+        """The pool of this request; `None` until that has to be known."""
+        self.pool_named: str | None = None
+        """The pool's name by filter metadata; `None` when it says nothing."""
+        self._edit: Edit | None = None
         self._ticket: Ticket | None = None
         self._trailers = False
         self.answer_later: Callable[[Callable[[], Sequence[Reply]]], None] | None = None
@@ -121,7 +137,7 @@ class Exchange:
         self._request_headers: Mapping[str, str] = {}
         self._request_mode = BodyMode.FULL_DUPLEX_STREAMED
         self._response_mode = BodyMode.FULL_DUPLEX_STREAMED
-        self._usage_reader: UsageReader | None = None
+        self._answer: Answer | None = None
         self.unsettled = False
         """`settle` has something to do."""
         self.phase = Phase.HEADERS
@@ -142,7 +158,7 @@ class Exchange:
         self.held_since_s: float | None = None
         """`None` = it was never held."""
         self.answered_s: float | None = None
-        """When the decision had been handed to the transport; `None` when nobody measured it."""
+        """When the decision was with the transport; `None` = nobody measured it."""
         self.first_byte_s: float | None = None
         """When the first byte of the response body came by."""
         self.last_byte_s: float | None = None
@@ -160,7 +176,12 @@ class Exchange:
     @property
     def usage(self) -> UsageReader | None:
         """What the answer said of its tokens; `None` when it was not read."""
-        return self._usage_reader
+        return None if self._answer is None else self._answer.usage
+
+    @property
+    def _decider(self) -> Decider:
+        assert self.serving is not None, "nothing is decided before the pool is known"
+        return self.serving.decider
 
     def receive(self, event: Event, now_s: float) -> Sequence[Reply]:
         """Take one message in; returns what to answer now, in order."""
@@ -169,7 +190,9 @@ class Exchange:
             self.subset = event.subset
         if event.served is not None:
             self.served = event.served
-        handler = TABLE[self.phase].get(type(event), _ignore)
+        if event.pool is not None:
+            self.pool_named = event.pool
+        handler = TABLE[self.phase].get(type(event), Exchange._ignore)
         try:
             return handler(self, event, now_s)
         except RequestDropped as dropped:
@@ -214,27 +237,21 @@ class Exchange:
             self._request_mode, self._response_mode = event.modes
         mode = self._request_mode
         if event.end_of_stream or cannot_wait(mode, event.headers):
-            mutation = self._decide(parse_request(event.headers, None, limits=self._limits), now_s)
-            return (HeadersReply(True, mutation),)
+            return (HeadersReply(True, self._decide(self._read(None), now_s)),)
         self.phase = Phase.BODY
         if mode in BUFFERED:
             return (HeadersReply(True),)
         return ()
 
-    @property
-    def _limits(self) -> ParseLimits:
-        return self._params.parse_limits
-
     def _on_headerless_request(self, _event: Event, _now_s: float) -> Sequence[Reply]:
-        raise RequestDropped(
-            DropReason.INTERNAL,
-            "the gateway sends no request headers to the picker: set request_header_mode to SEND",
-        )
+        raise no_headers()
 
     def _on_request_body(self, event: RequestBody, now_s: float) -> Sequence[Reply]:
         self._body.add(event.body)
         if self._request_mode in BUFFERED:
-            return (BodyReply(True, self._decide_on_body(self._body.take(), now_s)),)
+            mutation = self._decide(self._read(self._body.whole()), now_s)
+            self._body.drop()
+            return (buffered(mutation, self._edit),)
         if event.end_of_stream:
             return self._send_on(now_s)
         return ()
@@ -243,7 +260,7 @@ class Exchange:
         # Trailers end the body: the last body message had no end of stream.
         if self._request_mode in BUFFERED:
             # No body came. The headers are gone, metadata still reaches the load balancer.
-            mutation = self._decide_on_body(b"", now_s)
+            mutation = self._decide(self._read(b""), now_s)
             return (TrailersReply(True, destination=mutation.destination),)
         self._trailers = True
         return self._send_on(now_s)
@@ -251,10 +268,11 @@ class Exchange:
     def _send_on(self, now_s: float) -> Sequence[Reply]:
         """The request is complete: decide and answer, or hold it."""
         request = self._read(self._body.whole())
-        if self.hold is None or self.answer_later is None:
+        hold = self.serving.hold if self.serving is not None else None
+        if hold is None or self.answer_later is None:
             return self._forward(self._decide(request, now_s))
         self.request = request
-        offered = self.hold.offer(
+        offered = hold.offer(
             request,
             subset=self.subset if self._params.use_subset else None,
             now_s=now_s,
@@ -285,24 +303,29 @@ class Exchange:
         raise outcome.dropped
 
     def _withdraw(self) -> None:
-        if self.hold is not None and self._ticket is not None:
-            self.hold.withdraw(self._ticket)
-            self._ticket = None
+        if self._ticket is not None and self.serving is not None:
+            self.serving.withdraw(self._ticket)
+        self._ticket = None
 
     # -- decision --------------------------------------------------------------------------
 
-    def _decide_on_body(self, body: bytes, now_s: float) -> Mutation:
-        return self._decide(self._read(body), now_s)
-
-    def _read(self, body: bytes) -> Request:
-        partial = self._request_mode is BodyMode.BUFFERED_PARTIAL
-        try:
-            return parse_request(self._request_headers, body, limits=self._limits)
-        except RequestDropped:
-            if not partial:
-                raise
-            # The gateway may have cut the body off: what cannot be read is routed by load.
-            return parse_request(self._request_headers, None, limits=self._limits)
+    def _read(self, body: bytes | None) -> Request:
+        """The request as its pool wants it; what is held of its body is what goes on."""
+        headers = self._request_headers
+        serving = self.serving = self._pools.of(
+            headers, named=self.pool_named, called=self._called, subset=self.subset
+        )
+        directed = direct(
+            headers,
+            body,
+            serving=serving,
+            limits=self._params.parse_limits,
+            partial=self._request_mode is BodyMode.BUFFERED_PARTIAL,
+        )
+        if directed.edit is not None:
+            self._edit = directed.edit
+            self._body.replace(directed.edit.body)
+        return directed.request
 
     def _first_byte_seen(self, request: Request) -> bool:
         return request.stream and self._response_mode is not BodyMode.NONE
@@ -324,7 +347,10 @@ class Exchange:
         self.phase = Phase.DECIDED
         self._unlearned = decision
         self.unsettled = True
-        return routed_to(decision.pick, self._request_headers, self._params)
+        mutation = routed_to(decision.pick, self._request_headers, self._params)
+        if self._edit is not None and self._edit.decoded:
+            return mutation.without("content-encoding")
+        return mutation
 
     def _refuse(self, dropped: RequestDropped, now_s: float) -> Sequence[Reply]:
         self.drop = dropped
@@ -333,23 +359,12 @@ class Exchange:
 
     # -- after the decision ----------------------------------------------------------------
 
-    def _on_late_request_body(self, event: RequestBody, now_s: float) -> Sequence[Reply]:
+    def _on_late_request(
+        self, event: RequestBody | RequestTrailers, now_s: float
+    ) -> Sequence[Reply]:
         mode = self._request_mode
-        if mode is BodyMode.STREAMED:
-            return (BodyReply(True),)
-        if mode in DUPLEX and self._streams_unread():
-            return pieces(True, event.body, event.end_of_stream, self._params)
-        return self._ignore(event, now_s)
-
-    def _on_late_request_trailers(self, event: RequestTrailers, now_s: float) -> Sequence[Reply]:
-        if self._request_mode in DUPLEX and not self._streams_unread():
-            return self._ignore(event, now_s)
-        return (TrailersReply(True),)
-
-    def _streams_unread(self) -> bool:
-        """The pick was made on the headers of a request whose body is only starting (an
-        upgrade)."""
-        return self.body_bytes == 0 and cannot_wait(self._request_mode, self._request_headers)
+        unread = self.body_bytes == 0 and cannot_wait(mode, self._request_headers)
+        return late(mode, event, unread=unread, params=self._params) or self._ignore(event, now_s)
 
     def _ignore(self, _event: Event, _now_s: float) -> Sequence[Reply]:
         self.ignored_messages += 1
@@ -360,18 +375,21 @@ class Exchange:
     def _on_response_headers(self, event: ResponseHeaders, now_s: float) -> Sequence[Reply]:
         self._enter_response(event)
         self.status = status_of(event.headers.get(":status"))
-        content_type = event.headers.get("content-type", "")
-        self.response_streaming = content_type.startswith("text/event-stream")
+        self.response_streaming = is_event_stream(event.headers)
         if self.decision is not None:
             self._decider.answered(
                 self.decision, served=self.served, status=self.status, now_s=now_s
             )
-            self._start_reading(self.decision, event.headers)
+            if self._response_mode is not BodyMode.NONE:
+                self._answer = Answer(self.decision.request, event.headers, self.status)
         if self._response_mode is BodyMode.NONE and not self.response_streaming:
             self._note_first_byte(now_s)
         if event.end_of_stream:
             self._finish(Cause.NATURAL, now_s)
-        told = served_by(self.served, self._params) if self.decision is not None else NO_MUTATION
+        if self.decision is None:
+            return (HeadersReply(False),)
+        changes = self._answer is not None and self._answer.changes_length
+        told = served_by(self.served, self._response_mode, changes, self._params)
         return (HeadersReply(False, told),)
 
     def _enter_response(self, event: Event) -> None:
@@ -380,16 +398,6 @@ class Exchange:
             self._request_mode, self._response_mode = event.modes
         self._withdraw()
         self.phase = Phase.RESPONSE
-
-    def _start_reading(self, decision: Decision, headers: Mapping[str, str]) -> None:
-        if self._response_mode is BodyMode.NONE:
-            return
-        self._usage_reader = UsageReader(
-            decision.request.api,
-            event_stream=self.response_streaming,
-            readable=headers.get("content-encoding", "identity") == "identity"
-            and (self.status or 200) < 400,
-        )
 
     def _on_response_body(self, event: ResponseBody, now_s: float) -> Sequence[Reply]:
         if self.phase is not Phase.RESPONSE:
@@ -400,25 +408,24 @@ class Exchange:
             if self.first_byte_s is None:
                 self._note_first_byte(now_s)
             self.last_byte_s = now_s
-            if self._usage_reader is not None:
-                self._usage_reader.feed(body)
+        told = body if self._answer is None else self._answer.feed(body, event.end_of_stream)
         if event.end_of_stream:
             self._finish(Cause.NATURAL, now_s)
-        if self._response_mode in DUPLEX:
-            return pieces(False, body, event.end_of_stream, self._params)
-        return (BodyReply(False),)
+        return sent_on(self._response_mode, body, told, event.end_of_stream, self._params)
 
     def _note_first_byte(self, now_s: float) -> None:
         if self.first_byte_s is None:
             self.first_byte_s = now_s
-            if self.decision is not None:
+            if self.decision is not None and self.serving is not None:
                 ok = self.status is None or self.status < 400
-                self._decider.first_byte(self.decision, now_s, ok=ok)
-                if self.hold is not None:
-                    self.hold.wake(now_s)
+                self.serving.decider.first_byte(self.decision, now_s, ok=ok)
+                self.serving.wake(now_s)
 
     def _on_response_trailers(self, _event: ResponseTrailers, now_s: float) -> Sequence[Reply]:
+        kept = b"" if self._answer is None else self._answer.end()
         self._finish(Cause.NATURAL, now_s)
+        if kept and self._response_mode in DUPLEX:
+            return (*pieces(False, kept, False, self._params), TrailersReply(False))
         return (TrailersReply(False),)
 
     # -- always ----------------------------------------------------------------------------
@@ -434,29 +441,21 @@ class Exchange:
         self._body.drop()
         self._withdraw()
         self.answer_later = None
-        if self._usage_reader is not None:
-            self._usage_reader.end()
-        if self.decision is not None:
-            self._release(self.decision, self._usage_reader, now_s)
-            if self.hold is not None:
-                self.hold.wake(now_s)
-
-    def _release(self, decision: Decision, usage: UsageReader | None, now_s: float) -> None:
-        if self.cause is not Cause.NATURAL:
-            self._decider.ended(decision, now_s)
-        elif self._response_mode is BodyMode.NONE and self.response_streaming:
-            self._decider.unseen(decision, now_s)
-        elif usage is None:
-            self._decider.ended(decision, now_s)
-        else:
-            tokens, decode_s = usage.usage.completion_tokens, None
-            if self.response_streaming and self.first_byte_s is not None:
-                tokens, decode_s = tokens or usage.events, now_s - self.first_byte_s
-            self._decider.ended(decision, now_s, output_tokens=tokens, decode_s=decode_s)
-
-
-def _ignore(exchange: Exchange, event: Event, now_s: float) -> Sequence[Reply]:
-    return exchange._ignore(event, now_s)
+        if self._answer is not None:
+            self._answer.end()
+        if self.decision is not None and self.serving is not None:
+            streamed = self.response_streaming
+            since_s = self.first_byte_s if streamed else None
+            release(
+                self.serving.decider,
+                self.decision,
+                cause=cause,
+                unseen=streamed and self._response_mode is BodyMode.NONE,
+                answer=self._answer,
+                decode_s=None if since_s is None else now_s - since_s,
+                now_s=now_s,
+            )
+            self.serving.wake(now_s)
 
 
 Handler = Callable[[Exchange, Any, float], Sequence[Reply]]
@@ -468,8 +467,8 @@ _RESPONSE: dict[type[Event], Handler] = {
     ResponseTrailers: Exchange._on_response_trailers,
 }
 _LATE: dict[type[Event], Handler] = {
-    RequestBody: Exchange._on_late_request_body,
-    RequestTrailers: Exchange._on_late_request_trailers,
+    RequestBody: Exchange._on_late_request,
+    RequestTrailers: Exchange._on_late_request,
 }
 TABLE: Mapping[Phase, Mapping[type[Event], Handler]] = MappingProxyType(
     {

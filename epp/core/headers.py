@@ -16,6 +16,13 @@ these requests a route without one."""
 SLO_TTFT_MS = ("x-llm-d-slo-ttft-ms", "x-slo-ttft-ms")
 SLO_TPOT_MS = ("x-llm-d-slo-tpot-ms", "x-slo-tpot-ms")
 """A client's promises, milliseconds; the second name is the older one."""
+OBJECTIVE = ("x-llm-d-inference-objective", "x-gateway-inference-objective")
+MODEL_REWRITE = ("x-llm-d-model-name-rewrite", "x-gateway-model-name-rewrite")
+POOL = "x-llm-d-inference-pool"
+"""Ours, as a request header or gRPC metadata: which pool a request is for, where several are
+served."""
+POOL_KEY = "x-gateway-inference-pool"
+"""The same in filter metadata, namespace `envoy.lb`."""
 FAIRNESS_ID = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
 
 LB_NAMESPACE = "envoy.lb"
@@ -36,10 +43,9 @@ NOT_FOR_UPSTREAM = frozenset(
         "x-data-parallel-host-port",
         # Instructions to the picker.
         *FAIRNESS_ID,
-        "x-llm-d-inference-objective",
-        "x-gateway-inference-objective",
-        "x-llm-d-model-name-rewrite",
-        "x-gateway-model-name-rewrite",
+        *OBJECTIVE,
+        *MODEL_REWRITE,
+        POOL,
         *SLO_TTFT_MS,
         *SLO_TPOT_MS,
         "x-llm-d-video-fps",

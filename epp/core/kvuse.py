@@ -24,6 +24,11 @@ class Units(NamedTuple):
     prompt_tokens: int
 
     @property
+    def tokens(self) -> int:
+        """All that it takes, with some for the output."""
+        return self.prompt_tokens + OUTPUT_TOKENS
+
+    @property
     def own_tokens(self) -> int:
         """Tokens outside of any full unit, and some for the output."""
         return self.prompt_tokens - len(self.names) * self.unit_tokens + OUTPUT_TOKENS
@@ -44,11 +49,13 @@ def units_of(chain: Sequence[int], block_tokens: int, prompt_tokens: int) -> Uni
 class KvUse:
     """The prompts in flight on one endpoint."""
 
-    __slots__ = ("_holders", "tokens")
+    __slots__ = ("_holders", "capacity_tokens", "tokens")
 
     def __init__(self) -> None:
         self._holders: dict[int, int] = {}
         """Name of a unit -> requests that hold it."""
+        self.capacity_tokens = 0
+        """Tokens the cache takes, as the engine reports; 0 = it does not."""
         self.tokens = 0
         """Tokens held; what requests share counts once."""
 
@@ -90,3 +97,11 @@ class KvUse:
     def shared_tokens(self, units: Units) -> int:
         """Of a prompt, the tokens that are held here already."""
         return units.unit_tokens * sum(map(self._holders.__contains__, units.names))
+
+    def short_tokens(self, units: Units) -> int:
+        """Tokens of a prompt that do not fit beside what is in flight here: so many have to be
+        freed before it can start. 0 where the capacity is not known."""
+        over: int = self.tokens + units.tokens - self.capacity_tokens
+        if not self.capacity_tokens or over <= 0:
+            return 0
+        return max(0, over - self.shared_tokens(units))

@@ -39,6 +39,8 @@ class Event(msgspec.Struct, kw_only=True):
     nothing is eligible."""
     served: str | None = None
     """Who served it: `envoy.lb` / `x-gateway-destination-endpoint-served`."""
+    pool: str | None = None
+    """Which pool the request is for: `envoy.lb` / `x-gateway-inference-pool`."""
     modes: tuple[BodyMode, BodyMode] | None = None
     """Request and response body mode (`protocol_config`); comes with the first message only, `None`
     = not announced."""
@@ -100,12 +102,22 @@ class Mutation(msgspec.Struct, frozen=True):
     """Dynamic metadata `envoy.lb` / `x-gateway-destination-endpoint-scores`: address -> score."""
     clear_route_cache: bool = False
 
+    def with_length(self, body_bytes: int) -> Mutation:
+        """The same for a buffered body of another length: Envoy takes none that differs from its
+        `content-length`."""
+        length = (("content-length", str(body_bytes)),)
+        return msgspec.structs.replace(self, set_headers=(*self.set_headers, *length))
+
+    def without(self, *names: str) -> Mutation:
+        """The same, with these headers removed, too."""
+        return msgspec.structs.replace(self, remove_headers=(*self.remove_headers, *names))
+
     def marked_for_trailers(self) -> Mutation:
         """The same for a request that ends in trailers: the header that tells the gateway's
         routes so, set by us alone."""
         return msgspec.structs.replace(
             self,
-            set_headers=((REQUEST_TRAILERS, "true"),),
+            set_headers=(*self.set_headers, (REQUEST_TRAILERS, "true")),
             remove_headers=tuple([h for h in self.remove_headers if h != REQUEST_TRAILERS]),
         )
 
@@ -133,10 +145,12 @@ class StreamedBodyReply(Reply, frozen=True):
 
 
 class BodyReply(Reply, frozen=True):
-    """Answers one body message in the other modes: go on, body unchanged."""
+    """Answers one body message in the other modes."""
 
     request: bool
     mutation: Mutation = NO_MUTATION
+    body: bytes | None = None
+    """What stands in place of the body that came; `None` = it goes on unchanged."""
 
 
 class TrailersReply(Reply, frozen=True):

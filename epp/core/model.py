@@ -82,6 +82,12 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     """The client's `x-request-id`, for people; never a key (two live requests may share one)."""
     model: str = ""
     """Model name as the client wrote it; empty when the body was not read."""
+    target_model: str = ""
+    """The name the engine is asked for instead, where a rewrite applies; empty = `model`."""
+    rewrite: str = ""
+    """Name of the InferenceModelRewrite that said so; empty = a header, or none."""
+    body_read: bool = False
+    """The body is a JSON object of an API we know."""
     api: Api = Api.OTHER
     headers: Mapping[str, str] = NO_LABELS
     """Request headers, lower-case names, latin-1 values; of a repeated header the last."""
@@ -108,6 +114,11 @@ class Request(msgspec.Struct, eq=False, kw_only=True):
     """Endpoint slot -> prediction, where a plugin asks for them; a slot may be absent."""
     rng: Random = CHANCE
     """The decider's source of chance, for plugins that explore."""
+
+    @property
+    def engine_model(self) -> str:
+        """The name the engine sees."""
+        return self.target_model or self.model
 
 
 class Reads(Flag):

@@ -110,13 +110,18 @@ _read_body: Final = msgspec.json.Decoder(Body).decode
 
 
 def parse_request(
-    headers: Mapping[str, str], body: bytes | None, *, limits: ParseLimits = DEFAULT_LIMITS
+    headers: Mapping[str, str],
+    body: bytes | None,
+    *,
+    limits: ParseLimits = DEFAULT_LIMITS,
+    model_optional: bool = False,
 ) -> Request:
     """Read what routing needs to know of one request.
 
     Args:
         headers: lower-case names, pseudo headers included.
         body: the whole body as received; `None` when there is none or it was not seen.
+        model_optional: let a body pass that names no model: somebody else may know one.
 
     Raises:
         RequestDropped: `BAD_REQUEST`; the body stands on a known path and is no JSON object, or
@@ -142,7 +147,8 @@ def parse_request(
         return request
     head = _read(decoded, limits)
     if head is not None:
-        _fill(request, route, head, limits.prompt)
+        request.body_read = True
+        _fill(request, route, head, limits.prompt, model_optional)
     return request
 
 
@@ -238,8 +244,11 @@ def _read_json(data: bytes, limits: ParseLimits) -> Head:
     return _read_head(data)
 
 
-def _fill(request: Request, route: Route, head: Head, limits: PromptLimits) -> None:
-    request.model = _model_of(head, route.api)
+def _fill(
+    request: Request, route: Route, head: Head, limits: PromptLimits, model_optional: bool
+) -> None:
+    optional = model_optional or route.api is Api.CONVERSATIONS  # that API has no such key
+    request.model = _model_of(head, optional)
     request.stream = is_true(head.stream)
     request.cache_salt = text_of(head.cache_salt)
     request.max_output_tokens = _max_output_tokens(head, route.api)
@@ -248,9 +257,9 @@ def _fill(request: Request, route: Route, head: Head, limits: PromptLimits) -> N
     request.prompt_tokens = prompt.tokens
 
 
-def _model_of(head: Head, api: Api) -> str:
+def _model_of(head: Head, optional: bool) -> str:
     model = text_of(head.model)
-    if not model and api is not Api.CONVERSATIONS:  # that API has no such key
+    if not model and not optional:
         raise _refused('names no model; set "model" to the name of a served model, a string')
     if len(model) > _MODEL_CHARS_MAX:
         raise _refused(f"names a model of {len(model)} characters; at most {_MODEL_CHARS_MAX}")

@@ -334,8 +334,16 @@ class PrefixIndex:
         """
         matched: dict[int, int] = {}
         shards = self._shards
-        first = shards[chain[0] & _PLACE_BITS].get(chain[0], 0) & self._present
-        spans = [(0, first, len(chain), 0)] if first else []
+        name = chain[0]
+        holders = shards[name & _PLACE_BITS].get(name, 0) & self._present
+        if not holders:
+            return matched
+        # Who holds the last block holds them all: a prompt that was sent before costs no search.
+        name, high = chain[-1], len(chain)
+        remaining = shards[name & _PLACE_BITS].get(name, 0) & holders
+        if remaining:
+            self._note(matched, remaining, high)
+        spans = [(0, holders, high - 1, remaining)] if remaining != holders else []
         while spans:
             low, holders, high, remaining = spans.pop()
             while high - low > 1:
@@ -348,9 +356,16 @@ class PrefixIndex:
                 if mask != remaining:
                     spans.append((middle, mask, high, remaining))
                 high, remaining = middle, mask
-            digits = bin(holders & ~remaining)[:1:-1].encode().translate(_DIGIT_VALUES)
-            matched.update(dict.fromkeys(compress(self._slot_by_bit, digits), high))
+            self._note(matched, holders & ~remaining, high)
         return matched
+
+    def _note(self, matched: dict[int, int], holders: int, blocks: int) -> None:
+        """These holders hold so many blocks."""
+        if not holders & (holders - 1):  # mostly, only one has just this length
+            matched[self._slot_by_bit[holders.bit_length() - 1]] = blocks
+            return
+        digits = bin(holders)[:1:-1].encode().translate(_DIGIT_VALUES)
+        matched.update(dict.fromkeys(compress(self._slot_by_bit, digits), blocks))
 
     def _learn_chain(self, holding: _Holding, chain: Sequence[int]) -> None:
         packed = array("Q", chain).tobytes()
@@ -471,8 +486,8 @@ def _common_bytes(run: bytes, packed: bytes) -> int:
     low, high = 0, most // _NAME_BYTES - 1  # names known to be equal; names that may be
     while low < high:
         middle = (low + high + 1) // 2
-        here = slice(low * _NAME_BYTES, middle * _NAME_BYTES)
-        if run[here] == packed[here]:
+        start, stop = low * _NAME_BYTES, middle * _NAME_BYTES
+        if run[start:stop] == packed[start:stop]:
             low = middle
         else:
             high = middle - 1

@@ -50,3 +50,11 @@ def refuse(dropped: RequestDropped) -> ImmediateReply:
         headers=tuple(headers),
         details=f"epp_{dropped.reason.value}",
     )
+
+
+def no_headers() -> RequestDropped:
+    """A request whose headers the gateway does not show."""
+    return RequestDropped(
+        DropReason.INTERNAL,
+        "the gateway sends no request headers to the picker: set request_header_mode to SEND",
+    )

@@ -19,6 +19,7 @@ from epp.core.filters.context_length import ContextLengthAware as ContextLengthF
 from epp.core.filters.headroom import SloHeadroomTierFilter
 from epp.core.filters.label_selector import ByLabel, LabelSelectorFilter
 from epp.core.filters.prefix_affinity import PrefixCacheAffinityFilter
+from epp.core.filters.role import DecodeFilter, EncodeFilter, PrefillFilter
 from epp.core.filters.testing import HeaderBasedTestingFilter
 from epp.core.filters.utilization import UtilizationFilter
 from epp.core.latency.expected import ExpectedLatency
@@ -41,6 +42,9 @@ from epp.core.scorers.scraped import (
 
 FILTERS: Mapping[str, type[Plugin]] = MappingProxyType(
     {
+        "decode-filter": DecodeFilter,
+        "prefill-filter": PrefillFilter,
+        "encode-filter": EncodeFilter,
         "label-selector-filter": LabelSelectorFilter,
         "by-label-selector": LabelSelectorFilter,
         "by-label": ByLabel,

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from epp.core.directing import Edit
 from epp.core.headers import NOT_FOR_UPSTREAM, SERVED_VERIFIER
 from epp.core.messages import (
     NO_MUTATION,
+    BodyMode,
+    BodyReply,
     HeadersReply,
     Mutation,
     Reply,
+    RequestBody,
+    RequestTrailers,
     StreamedBodyReply,
     TrailersReply,
 )
 from epp.core.model import Pick
 from epp.core.params import ExchangeParams
+from epp.core.phases import BUFFERED, DUPLEX
 
 
 def routed_to(pick: Pick, headers: Mapping[str, str], params: ExchangeParams) -> Mutation:
@@ -30,12 +36,22 @@ def routed_to(pick: Pick, headers: Mapping[str, str], params: ExchangeParams) ->
     )
 
 
-def served_by(served: str | None, params: ExchangeParams) -> Mutation:
-    """What the client is told of the endpoint that the gateway says it used."""
-    if not params.verify_served:
-        return NO_MUTATION
-    text = served or "fail: the gateway did not say which endpoint served"
-    return Mutation(set_headers=((SERVED_VERIFIER, text),))
+def served_by(
+    served: str | None, mode: BodyMode, changes_length: bool, params: ExchangeParams
+) -> Mutation:
+    """What becomes of an answer's headers.
+
+    Args:
+        served: the endpoint that the gateway says it used; the client is told if it is to be.
+        mode: how the gateway shows the body.
+        changes_length: the body that goes on may have another length.
+    """
+    told = NO_MUTATION
+    if params.verify_served:
+        text = served or "fail: the gateway did not say which endpoint served"
+        told = Mutation(set_headers=((SERVED_VERIFIER, text),))
+    # Of a body that is buffered the length is set with the body.
+    return told.without("content-length") if changes_length and mode not in BUFFERED else told
 
 
 def forwarded(
@@ -46,6 +62,53 @@ def forwarded(
         return [HeadersReply(True, mutation), *pieces(True, body, True, params)]
     sent_on = pieces(True, body, False, params) if body else ()
     return [HeadersReply(True, mutation.marked_for_trailers()), *sent_on, TrailersReply(True)]
+
+
+def buffered(mutation: Mutation, edit: Edit | None) -> Reply:
+    """A request whose body the gateway holds, sent on with the pick."""
+    if edit is None:
+        return BodyReply(True, mutation)
+    return BodyReply(True, mutation.with_length(len(edit.body)), edit.body)
+
+
+def sent_on(
+    mode: BodyMode, came: bytes, body: bytes, end: bool, params: ExchangeParams
+) -> Sequence[Reply]:
+    """A piece of an answer, as the gateway's mode of showing it asks for.
+
+    Args:
+        came, body: the piece as it came and as it goes on.
+        end: it is the last one.
+    """
+    if mode in DUPLEX:
+        return pieces(False, body, end, params) if body or end else ()
+    if body is came or body == came:
+        return (BodyReply(False),)
+    if mode in BUFFERED:
+        return (BodyReply(False, NO_MUTATION.with_length(len(body)), body),)
+    return (BodyReply(False, body=body),)
+
+
+def late(
+    mode: BodyMode,
+    event: RequestBody | RequestTrailers,
+    *,
+    unread: bool,
+    params: ExchangeParams,
+) -> Sequence[Reply]:
+    """What is due for a part of a request that comes after its pick; empty = nothing.
+
+    Args:
+        unread: the pick was made on the headers of a request whose body is only starting (an
+            upgrade).
+    """
+    if isinstance(event, RequestBody):
+        if mode is BodyMode.STREAMED:
+            return (BodyReply(True),)
+        if mode in DUPLEX and unread:
+            return pieces(True, event.body, event.end_of_stream, params)
+        return ()
+    return () if mode in DUPLEX and not unread else (TrailersReply(True),)
 
 
 def pieces(

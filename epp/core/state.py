@@ -38,22 +38,29 @@ class PluginState(msgspec.Struct, frozen=True):
     """A plugin of the profile."""
 
     type: str
+    """As the configuration file names it."""
     name: str
+    """The one that the configuration gives it; its type where none is given."""
     parameters: Mapping[str, Any]
     """All of them, as the configuration file spells them."""
     weight: Ratio | None = None
-    """Of a scorer."""
+    """Factor of a scorer's score in the total; `null` = it is no scorer."""
 
 
 class ProfileState(msgspec.Struct, frozen=True):
     """What chooses."""
 
     name: str
+    """The one that the configuration gives it."""
     filters: tuple[PluginState, ...]
+    """In the order in which they run."""
     scorers: tuple[PluginState, ...]
+    """Empty where a cost policy chooses."""
     cost: PluginState | None
     """In place of scorers: the policy that weighs everything itself, in seconds."""
     picker: PluginState
+    """Takes one of those that scored best; with a cost policy only its number of endpoints
+    counts."""
     predicts: bool
     """Whether plugins are told predicted latency: `predicted-latency-producer`."""
     tpot_ratio: Ratio
@@ -64,8 +71,11 @@ class InflightState(msgspec.Struct, frozen=True):
     """How requests are charged: `inflight-load-producer`."""
 
     add_estimated_output_tokens: bool
+    """Whether a request is charged an estimated output too, and all its tokens until its end."""
     output_ratio: Ratio
+    """Estimated output tokens per prompt token."""
     max_estimated_output_tokens: Count | None
+    """Bound of that estimate; `null` = none."""
 
 
 class PrefixIndexState(msgspec.Struct, frozen=True):
@@ -74,35 +84,51 @@ class PrefixIndexState(msgspec.Struct, frozen=True):
     block_tokens: Annotated[int, Meta(ge=1)]
     """Tokens per prefix block now."""
     distinct_blocks: Count
+    """Different blocks that are remembered."""
     held_blocks: Count
+    """Summed over the endpoints: a block that two hold counts twice."""
     held_blocks_max: Count
+    """Bound of that sum; beyond it the oldest are forgotten."""
     auto_tune: bool
+    """Whether block size and capacity follow what the engines report."""
     tokens_max: Count
+    """Most of a prompt that is looked at."""
     endpoint_blocks_max: Count
+    """Most that is remembered of an endpoint that does not report its KV capacity."""
 
 
 class ForecastState(msgspec.Struct, frozen=True):
     """Running means over all endpoints."""
 
     work_s_mean: Seconds
-    """Prefill work of a request."""
+    """Prefill work of a request, by the learned rates."""
     output_tokens_mean: Seconds
+    """Output tokens of an answer."""
 
 
 class LoadState(msgspec.Struct, frozen=True):
     """The last scrape that worked; `null` = not reported."""
 
     stale: bool
-    """Too old to be believed, or there was none."""
+    """Whether it is too old to be believed, or there was none."""
     age_s: float | None
+    """Seconds since it was taken."""
     waiting: int | None
+    """Requests queued in the engine, summed over its data-parallel ranks."""
     running: int | None
+    """Requests in its running batch, summed over its ranks."""
     kv_usage_ratio: float | None
+    """Part of its KV cache that running requests hold, 0..1; of the fullest rank."""
     kv_block_tokens: int | None
+    """Tokens per block of its KV cache."""
     kv_blocks: int | None
+    """Blocks of its KV cache, summed over its ranks."""
     lora_running: tuple[str, ...] | None
+    """Adapters of running requests."""
     lora_waiting: tuple[str, ...] | None
+    """Adapters of queued requests."""
     lora_max_adapters: int | None
+    """Adapters that fit at once."""
     attributes: Mapping[str, float | None]
     """Custom metrics; `null` where one is no finite number."""
 
@@ -111,17 +137,23 @@ class LearnedState(msgspec.Struct, frozen=True):
     """How fast an endpoint is, in seconds per unit of work (`core.latency.rates`)."""
 
     token_s: Rate
+    """To compute one prompt token."""
     pair_s: Rate
+    """For one prompt token to attend to one token before it."""
     step_s: Rate
+    """Of one decode step with next to nothing in it."""
     step_request_s: Rate
+    """More per request in the step."""
     step_token_s: Rate
+    """More per token of context in the step."""
     prefill_tokens_per_s: float
     """1 / `token_s`: prompt tokens a second, without their attention to each other."""
     speed_ratio: float
     """Prefill speed / the pool's."""
     prefills: int
-    """Learned from since it joined."""
+    """Prefills learned from since it joined."""
     answers: int
+    """Answers whose pace was learned from, likewise."""
     error_ratio: float | None
     """Mean of |observed - predicted| / predicted of its newest prefills; `null` = none yet."""
     age_s: float | None
@@ -132,25 +164,36 @@ class EndpointState(msgspec.Struct, frozen=True):
     """One endpoint."""
 
     address: str
+    """Where it is reached: host and port."""
     name: str
+    """What people call it; its address where it has no name."""
     namespace: str
+    """Of its pod; empty where there is none: without Kubernetes."""
     labels: Mapping[str, str]
+    """As discovery gives them."""
     eligible: bool
+    """Whether it may be picked now."""
     ejected_for_s: Seconds
+    """Until it may be picked again after failing; 0 = it may."""
     on_probation: bool
+    """Its ejection is over, but no request has succeeded since: one at a time."""
     failures_in_a_row: Count
+    """Requests that failed, since the last one that did not."""
     scrape_failures_in_a_row: Count
+    """Scrapes that failed, since the last one that did not."""
     inflight_requests: Requests
     """Sent there by us, not ended."""
     waiting_for_first_byte: Requests
     """Of these, the ones without a first response byte: their prefill is the backlog."""
     inflight_tokens: Count
+    """Uncached prompt tokens of requests without a first response byte, and estimated output where
+    that is charged."""
     context_tokens: Count
     """Prompt tokens of all requests in flight."""
     kv_tokens: Count
     """KV cache that the requests in flight hold, by our own count."""
     backlog_s: Seconds
-    """Prefill work in front of a new request, ours and others', in seconds."""
+    """Prefill work in front of a new request, ours and others'."""
     own_backlog_s: Seconds
     """Of this, ours."""
     foreign_requests: Count
@@ -170,17 +213,20 @@ class EndpointState(msgspec.Struct, frozen=True):
     prefix_blocks: int | None
     """Blocks it is thought to hold; `null` = prompts are not read."""
     load: LoadState
+    """What its engine told of itself."""
     learned: LearnedState
+    """What was learned of its speed."""
 
 
 class HeldBlocks(msgspec.Struct, frozen=True):
     """The blocks one endpoint is thought to hold, youngest first."""
 
     held: Count
+    """How many there are, those left out included."""
     runs: tuple[str, ...]
     """Pieces of prompts, head first: names of 16 hexadecimal digits."""
     left_out: Count
-    """The oldest ones, where there are too many for a page."""
+    """How many of the oldest are not in `runs`: there are too many for a page."""
     shared: Mapping[str, Requests]
     """Names of those that end a unit of some 512 tokens which more than one request in flight
     holds: how many hold it."""
@@ -190,21 +236,29 @@ class State(msgspec.Struct, frozen=True):
     """See the module."""
 
     version: str
+    """Version of the picker."""
     synced: bool
     """Discovery has told which endpoints there are."""
     inflight_requests: Count
+    """Sent by this picker and not ended, over all endpoints."""
     held_requests: Count
     """Kept until the endpoint they want has room: `hold` of `expected-latency`."""
     stale_after_s: Annotated[float, Meta(gt=0.0)]
+    """Age from which a scrape is not believed."""
     profile: ProfileState
+    """What chooses."""
     inflight: InflightState
+    """How requests are charged to endpoints."""
     forecast: ForecastState
+    """Running means of what requests take."""
     prefix_index: PrefixIndexState | None
-    """`null`: nothing reads prefix matches."""
+    """How much of prompts is remembered; `null` = nothing reads prefix matches."""
     endpoints_not_listed: Count
+    """How many more than those below there are."""
     endpoints: tuple[EndpointState, ...]
+    """Those alive, by address."""
     prefix_blocks: Mapping[str, HeldBlocks] | UnsetType = UNSET
-    """By address; absent unless asked for."""
+    """What each endpoint is thought to hold of prompts, by address; absent unless asked for."""
 
 
 def capture(decider: Decider, now_s: float, version: str, hold: Hold | None = None) -> State:

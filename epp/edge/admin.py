@@ -4,19 +4,23 @@
 that `epp explain` can make it again. With `?blocks=true` it also names the prefix blocks that each
 endpoint is thought to hold. These may be millions, so they are written in pieces of about a
 millisecond, between which requests pass. It answers GET and HEAD only.
+
+The port is open to all who reach it unless it is given TLS with a client CA, or a judge of each
+request's `Authorization` header. `/healthz` and the index are never judged: they say nothing.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from heapq import nlargest
 from importlib.metadata import version
 from typing import NamedTuple
 
 import msgspec
 from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.gc_collector import GCCollector
@@ -29,6 +33,7 @@ from epp.core.flow.hold import Hold
 from epp.core.model import Clock, Endpoint
 from epp.core.prefix import hex_names, names_in
 from epp.core.state import ENDPOINTS_MAX, State, capture
+from epp.edge.admin_tls import AdminTls
 from epp.edge.metrics import Metrics
 
 PACKAGE = "envoy-endpoint-picker"
@@ -44,11 +49,19 @@ PIECE_BLOCKS, PIECE_RUNS = 8_192, 1_024
 STOP_S = 1.0
 """Who reads a page slowly does not hold up the end of the process for longer."""
 
+OPEN_PATHS = frozenset({"/", "/healthz"})
+"""Answered without asking who asks."""
+
+Authorize = Callable[[str | None, str], Awaitable[tuple[int, str]]]
+"""Judges an `Authorization` header (`None`: there is none) and a path: 200 lets the request in, any
+other status is the answer, with a line of text."""
+
 INDEX = """Envoy Endpoint Picker {version}
 
 /metrics                   Prometheus metrics
 /debug/state               what the picker knows, as JSON
 /debug/state?blocks=true   the same with the prefix blocks of each endpoint, for epp explain
+/debug/state?pool=NAME     of one of several pools
 /healthz                   ok while the process runs
 """
 
@@ -67,20 +80,31 @@ class AdminServer:
 
     Args:
         port: 0 = a free one.
-        state: what `/debug/state` shows.
+        state: what `/debug/state` shows of a pool (`None` = the first one). Raises KeyError, with
+            what to say, when there is no such pool.
+        tls: `None`: plain HTTP.
+        auth: `None`: everyone may read everything.
     """
 
     def __init__(
-        self, *, host: str, port: int, metrics: Metrics, state: Callable[[], StatePage]
+        self,
+        *,
+        host: str,
+        port: int,
+        metrics: Metrics,
+        state: Callable[[str | None], StatePage],
+        tls: AdminTls | None = None,
+        auth: Authorize | None = None,
     ) -> None:
         self._host, self._port = host, port
+        self._tls, self._auth = tls, auth
         self._state = state
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._registry = CollectorRegistry()
         self._own = metrics
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
-        app = web.Application()
+        app = web.Application(middlewares=[self._guard])
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/debug/state", self._debug_state)
         app.router.add_get("/healthz", self._healthz)
@@ -95,7 +119,10 @@ class AdminServer:
         Raises: EppError naming the address when it cannot be bound.
         """
         await self._runner.setup()
-        site = web.TCPSite(self._runner, self._host, self._port, reuse_port=False)
+        context = None if self._tls is None else self._tls.context
+        site = web.TCPSite(
+            self._runner, self._host, self._port, reuse_port=False, ssl_context=context
+        )
         try:
             await site.start()
         except OSError as error:
@@ -109,6 +136,17 @@ class AdminServer:
     async def stop(self) -> None:
         """Close the port; requests under way get `STOP_S`, then their connections are cut."""
         await self._runner.cleanup()
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        known = request.match_info.http_exception is None  # otherwise it is a 404 or a 405
+        if self._auth is not None and known and request.path not in OPEN_PATHS:
+            asked = request.headers.get(hdrs.AUTHORIZATION)
+            status, detail = await self._auth(asked, request.path)
+            if status != 200:
+                challenge = {hdrs.WWW_AUTHENTICATE: "Bearer"} if status == 401 else {}
+                return web.Response(status=status, text=f"{detail}\n", headers=challenge)
+        return await handler(request)
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": CONTENT_TYPE_LATEST})
@@ -128,7 +166,10 @@ class AdminServer:
         wanted = request.query.get("blocks", "false")
         if wanted not in ("true", "false"):
             raise web.HTTPBadRequest(text="blocks is true or false: /debug/state?blocks=true\n")
-        page = self._state()
+        try:
+            page = self._state(request.query.get("pool"))
+        except KeyError as error:
+            raise web.HTTPNotFound(text=f"{error.args[0]}\n") from error
         body = msgspec.json.format(msgspec.json.encode(page.state), indent=2)
         if wanted == "false":
             return web.Response(body=body + b"\n", content_type="application/json")

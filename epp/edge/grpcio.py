@@ -41,7 +41,8 @@ import msgspec
 from grpc import aio
 
 from epp.core.errors import EppError
-from epp.core.streams import Stream, StreamFactory
+from epp.core.headers import POOL
+from epp.core.streams import Called, Stream, StreamFactory
 from epp.edge.health import EXT_PROC_SERVICE, OUTLIVES_HALF_CLOSE, REQUEST_BYTES_MAX, Health
 from epp.edge.tls import CertificateSource, KeyPair
 
@@ -330,6 +331,13 @@ class _Call:
         self._closed = False
         """The stream was told that it is over: nothing it sends counts after that."""
         self._half_closed = False
+
+    @property
+    def called(self) -> Called:
+        """See `Transport.called`; grpc.aio does not tell the authority."""
+        said = dict(self._context.invocation_metadata() or ())
+        pool = said.get(POOL, "")
+        return Called(pool=pool if isinstance(pool, str) else "")
 
     def send(self, messages: Sequence[bytes]) -> None:
         """See `Transport.send`."""

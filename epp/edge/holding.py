@@ -1,4 +1,4 @@
-"""The hold as metrics: how many requests are kept now, and how long each was kept.
+"""The hold as metrics: how long each request was kept.
 
 A request that was held is counted once, when its wait is over: let go to an endpoint, withdrawn
 because its client left or the gateway answered by itself, or refused.
@@ -6,12 +6,10 @@ because its client left or the gateway answered by itself, or refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
 
 from epp.core.exchange import Exchange
-from epp.core.flow.hold import Hold
-from epp.edge.metrics import OUR_PREFIX, Metrics, Reading
+from epp.edge.metrics import OUR_PREFIX, Metrics
 
 
 class HoldEnd(StrEnum):
@@ -23,14 +21,9 @@ class HoldEnd(StrEnum):
 
 
 class HoldMetrics:
-    """Counts held requests; told of them by `Telemetry`.
+    """Counts held requests; told of them by `Telemetry`."""
 
-    Args:
-        hold: `None` = nothing is ever held.
-    """
-
-    def __init__(self, hold: Hold | None, metrics: Metrics) -> None:
-        self._hold = hold
+    def __init__(self, metrics: Metrics) -> None:
         family = metrics.histogram(f"{OUR_PREFIX}hold_duration_seconds")
         self._ends = {end: family.series(end.value) for end in HoldEnd}
 
@@ -48,11 +41,6 @@ class HoldMetrics:
         seconds = held_s(exchange)
         if seconds is not None:
             self._ends[end].observe(seconds)
-
-    def gauges(self) -> Mapping[str, list[Reading]]:
-        """How many are held now."""
-        requests = 0 if self._hold is None else self._hold.requests
-        return {f"{OUR_PREFIX}held_requests": [((), requests)]}
 
 
 def held_s(exchange: Exchange) -> float | None:

@@ -39,8 +39,7 @@ class _ModelSeries:
 class LatencyMetrics:
     """Counts predictions; told of them by `Telemetry`, which caps the models' names."""
 
-    def __init__(self, decider: Decider, metrics: Metrics) -> None:
-        self._decider = decider
+    def __init__(self, metrics: Metrics) -> None:
         self._ttft_s = metrics.histogram(f"{PREFIX}request_predicted_ttft_seconds")
         self._tpot_s = metrics.histogram(f"{PREFIX}request_predicted_tpot_seconds")
         self._violations = metrics.counter(f"{PREFIX}request_slo_violation_total")
@@ -93,25 +92,26 @@ class LatencyMetrics:
             )
         return found
 
-    def gauges(self, now_s: float) -> Mapping[str, list[Reading]]:
-        """What is known of each endpoint."""
-        forecast, learner = self._decider.forecast, self._decider.forecast.learner
-        backlogs: list[Reading] = []
-        speeds: list[Reading] = []
-        steps: list[Reading] = []
-        ratios: list[Reading] = []
-        for endpoint in self._decider.pool.endpoints:
-            labels = (endpoint.address,)
-            backlogs.append((labels, forecast.backlog_s(endpoint, now_s)))
-            state = learner.state(endpoint.slot)
-            if state.learned_s is None:
-                continue
-            speeds.append((labels, 1 / state.rates.token_s))
-            steps.append((labels, forecast.decode_step_s(endpoint)))
-            ratios.append((labels, state.speed_ratio))
-        return {
-            f"{OUR_PREFIX}endpoint_backlog_seconds": backlogs,
-            f"{OUR_PREFIX}endpoint_prefill_tokens_per_second": speeds,
-            f"{OUR_PREFIX}endpoint_decode_step_seconds": steps,
-            f"{OUR_PREFIX}endpoint_speed_ratio": ratios,
-        }
+
+def latency_gauges(decider: Decider, now_s: float) -> Mapping[str, list[Reading]]:
+    """What is known of each endpoint."""
+    forecast, learner = decider.forecast, decider.forecast.learner
+    backlogs: list[Reading] = []
+    speeds: list[Reading] = []
+    steps: list[Reading] = []
+    ratios: list[Reading] = []
+    for endpoint in decider.pool.endpoints:
+        labels = (endpoint.address,)
+        backlogs.append((labels, forecast.backlog_s(endpoint, now_s)))
+        state = learner.state(endpoint.slot)
+        if state.learned_s is None:
+            continue
+        speeds.append((labels, 1 / state.rates.token_s))
+        steps.append((labels, forecast.decode_step_s(endpoint)))
+        ratios.append((labels, state.speed_ratio))
+    return {
+        f"{OUR_PREFIX}endpoint_backlog_seconds": backlogs,
+        f"{OUR_PREFIX}endpoint_prefill_tokens_per_second": speeds,
+        f"{OUR_PREFIX}endpoint_decode_step_seconds": steps,
+        f"{OUR_PREFIX}endpoint_speed_ratio": ratios,
+    }

@@ -11,31 +11,28 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from statistics import fmean, pstdev
 from typing import NamedTuple
 
 import msgspec
 
 from epp.core.bodies import Bodies
-from epp.core.decide import Decider
 from epp.core.errors import DropReason
 from epp.core.exchange import Exchange
 from epp.core.explain import explain, reason_of, terms_of
-from epp.core.flow.hold import Hold
 from epp.core.model import Cause, Clock, Endpoint, Usage
+from epp.core.serving import Pools
+from epp.edge.gauges import INDEXER, pool_gauges
 from epp.edge.holding import HoldMetrics, held_s
 from epp.edge.latency import LatencyMetrics
 from epp.edge.logs import VERBOSE
 from epp.edge.metrics import OUR_PREFIX, PREFIX, Counter, Histogram, Metrics, Reading
 
 OTHER = "other"
-PRODUCER = "inflight-load-producer"
 LABEL_CHARS_MAX = 128
 """Of a label value that a client chooses: it stands on hundreds of lines of the metrics page."""
 ATTEMPTS_PER_LABEL_VALUE = 20
 """Series of attempts, by model and endpoint, per label value allowed; further models of an endpoint
 are counted as `other`."""
-INDEXER = ("approx-prefix-cache-producer", "approx-prefix-cache-producer")
 
 log = logging.getLogger(__name__)
 
@@ -89,31 +86,30 @@ class Telemetry:
     """Implements `exchange.Watcher` and `pool.PoolListener`.
 
     Args:
-        pool_name: label `name` of the pool's gauges.
+        pools: those whose state is shown.
         label_values_max: distinct values per client-chosen label, and label combinations.
         bodies: the account of unfinished request bodies.
-        hold: where requests are held; `None` = none are.
         streams_open: how many streams are open; `None` = do not export `extproc_streams_*`.
+        more: further gauges.
     """
 
     def __init__(
         self,
         *,
-        decider: Decider,
+        pools: Pools,
         clock: Clock,
-        pool_name: str,
         label_values_max: int,
         bodies: Bodies | None = None,
-        hold: Hold | None = None,
         streams_open: Callable[[], int] | None = None,
+        more: Callable[[], Mapping[str, list[Reading]]] = dict,
     ) -> None:
-        self._decider, self._clock, self._pool_name = decider, clock, pool_name
+        self._pools, self._clock = pools, clock
         self._label_values_max = label_values_max
         self._bodies = bodies or Bodies()
-        self._streams_open = streams_open
+        self._streams_open, self._more = streams_open, more
         self._attempts_max = ATTEMPTS_PER_LABEL_VALUE * label_values_max
         self._models, self._flows = LabelCap(label_values_max), LabelCap(label_values_max)
-        self._requests: dict[tuple[str, str, int], RequestSeries] = {}
+        self._requests: dict[tuple[str, str, str, int], RequestSeries] = {}
         self._running: dict[Exchange, RequestSeries] = {}
         self._ids: dict[str, int] = {}
         """x-request-id -> requests in flight under it."""
@@ -140,11 +136,12 @@ class Telemetry:
         self._decision_s = metrics.histogram(f"{PREFIX}scheduler_e2e_duration_seconds").series()
         self._hit_ratio = metrics.histogram(f"{PREFIX}prefix_indexer_hit_ratio").series(*INDEXER)
         self._hit_bytes = metrics.histogram(f"{PREFIX}prefix_indexer_hit_bytes").series(*INDEXER)
-        self._latency = LatencyMetrics(decider, metrics)
-        self._holding = HoldMetrics(hold, metrics)
+        self._latency = LatencyMetrics(metrics)
+        self._holding = HoldMetrics(metrics)
         self._poll_errors = metrics.counter(f"{PREFIX}datalayer_poll_errors_total")
         self._picks = metrics.counter(f"{OUR_PREFIX}picks_total")
         self._drops = metrics.counter(f"{OUR_PREFIX}drops_total")
+        self._rewrites = metrics.counter(f"{PREFIX}model_rewrite_decisions_total")
         self._ignored = metrics.counter(f"{OUR_PREFIX}ignored_messages_total").series()
         self._bugs = metrics.counter(f"{OUR_PREFIX}bugs_total").series()
         self._served_elsewhere = metrics.counter(f"{OUR_PREFIX}served_elsewhere_total").series()
@@ -177,6 +174,8 @@ class Telemetry:
                 self._repeated.inc()
         self._attempts_at(pick.endpoint, series.labels[1]).counter.inc()
         self._picks.series(reason_of(decision).value).inc()
+        if request.rewrite:
+            self._rewrites.series(request.rewrite, *series.labels[:2]).inc()
         self._latency.decided(decision, series.labels[0])
         self._holding.decided(exchange)
         if request.match.blocks and request.prompt_tokens:
@@ -259,17 +258,18 @@ class Telemetry:
 
     def _series(self, exchange: Exchange) -> RequestSeries:
         request = exchange.request
-        key = ("", "", 0)
+        key = ("", "", "", 0)
         if request is not None:
-            key = (request.model, request.fairness_id, request.priority)
+            target = request.target_model or request.model
+            key = (request.model, target, request.fairness_id, request.priority)
         found = self._requests.get(key)
         if found is not None:
             return found
-        model, flow = self._models(key[0]), self._flows(key[1])
+        model, target, flow = self._models(key[0]), self._models(key[1]), self._flows(key[2])
         if len(self._requests) >= 2 * self._label_values_max:
-            model = flow = OTHER
-        if (model, flow) != key[:2]:
-            capped = (model, flow, key[2])
+            model = target = flow = OTHER
+        if (model, target, flow) != key[:3]:
+            capped = (model, target, flow, key[3])
             found = self._requests.get(capped)
             if found is None:
                 found = self._requests[capped] = self._new_series(*capped)
@@ -277,8 +277,8 @@ class Telemetry:
         found = self._requests[key] = self._new_series(*key)
         return found
 
-    def _new_series(self, model: str, flow: str, priority: int) -> RequestSeries:
-        labels = (model, model, flow, str(priority))
+    def _new_series(self, model: str, target: str, flow: str, priority: int) -> RequestSeries:
+        labels = (model, target, flow, str(priority))
         one = {name: f.series(*labels) for name, f in self._families.items() if "ttft" not in name}
         ttft = self._families["request_ttft_seconds"]
         return RequestSeries(
@@ -360,60 +360,13 @@ class Telemetry:
         }
         if self._streams_open is not None:
             gauges[f"{PREFIX}extproc_streams_inflight"] = [((), self._streams_open())]
-        gauges |= self._pool_gauges() | self._prefix_gauges()
-        gauges |= self._latency.gauges(self._clock())
-        gauges |= self._holding.gauges()
-        return gauges
+        return {**gauges, **pool_gauges(self._pools.all, self._clock()), **self._more()}
 
     def _running_readings(self) -> list[Reading]:
         sums: dict[tuple[str, ...], float] = {}
         for series in self._requests.values():
             sums[series.labels] = sums.get(series.labels, 0) + series.running
         return list(sums.items())
-
-    def _pool_gauges(self) -> dict[str, list[Reading]]:
-        pool, name = self._decider.pool, (self._pool_name,)
-        now_s = self._clock()
-        ready = pool.snapshot(now_s).endpoints
-        endpoints = pool.endpoints
-        fresh = [e for e in endpoints if e.load.at_s is not None]
-        ejected = sum(1 for e in endpoints if e.ejected_until_s > now_s)
-        gauges: dict[str, list[Reading]] = {
-            f"{PREFIX}ready_endpoints": [(name, len(ready))],
-            f"{OUR_PREFIX}endpoints": [
-                (("alive",), len(endpoints)),
-                (("unknown",), len(endpoints) - len(fresh)),
-                (("ejected",), ejected),
-            ],
-            f"{PREFIX}per_endpoint_queue_size": [
-                ((*name, e.address), e.load.waiting) for e in fresh if e.load.waiting is not None
-            ],
-        }
-        for suffix, values in (
-            ("kv_cache_utilization", [e.load.kv_usage_ratio for e in fresh]),
-            ("queue_size", [e.load.waiting for e in fresh]),
-            ("running_requests", [e.load.running for e in fresh]),
-        ):
-            known = [float(v) for v in values if v is not None]
-            if known:
-                gauges[f"{PREFIX}average_{suffix}"] = [(name, fmean(known))]
-                gauges[f"{PREFIX}std_dev_{suffix}"] = [(name, pstdev(known))]
-        for suffix, attribute in (("requests", "inflight_requests"), ("tokens", "inflight_tokens")):
-            gauges[f"{PREFIX}inflight_{suffix}"] = [
-                ((e.name, e.namespace, PRODUCER), getattr(e, attribute)) for e in endpoints
-            ]
-        return gauges
-
-    def _prefix_gauges(self) -> dict[str, list[Reading]]:
-        prefix = self._decider.prefix
-        if prefix is None:
-            return {}
-        state = prefix.state()
-        return {
-            f"{PREFIX}prefix_indexer_size": [(INDEXER, state.distinct_blocks)],
-            f"{OUR_PREFIX}prefix_held_blocks": [((), state.held_blocks)],
-            f"{OUR_PREFIX}prefix_held_blocks_max": [((), state.held_blocks_max)],
-        }
 
 
 def _count_usage(

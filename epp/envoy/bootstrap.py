@@ -46,6 +46,7 @@ from epp.core.headers import (
     DESTINATION_SUBSET,
     LB_NAMESPACE,
     NOT_FOR_UPSTREAM,
+    POOL as POOL_METADATA,
     REQUEST_TRAILERS,
     SUBSET_NAMESPACE,
     TEST_SELECTION,
@@ -62,7 +63,7 @@ RETRY_ON = "connect-failure,refused-stream,reset"
 HEALTH_SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 
 # What the EPP reads itself stays until it has read it; it removes these from what goes upstream.
-READ_BY_US = ("fairness-id", "objective", "rewrite", "slo-", "video", TEST_SELECTION)
+READ_BY_US = ("fairness-id", "objective", "rewrite", "pool", "slo-", "video", TEST_SELECTION)
 CLIENT_MAY_NOT_SEND = tuple(
     sorted(
         name
@@ -245,13 +246,20 @@ def _subset(header: str) -> to_metadata_v3.Config:
     )
 
 
+def _pool_metadata(options: EnvoyOptions) -> list[core_v3.HeaderValue]:
+    if options.pool is None:
+        return []
+    return [core_v3.HeaderValue(key=POOL_METADATA, value=options.pool)]
+
+
 def _ext_proc(
     options: EnvoyOptions, processing: ext_proc_v3.ProcessingMode
 ) -> ext_proc_v3.ExternalProcessor:
     namespaces = ext_proc_v3.MetadataOptionsMetadataNamespaces
     return ext_proc_v3.ExternalProcessor(
         grpc_service=core_v3.GrpcService(
-            envoy_grpc=core_v3.GrpcServiceEnvoyGrpc(cluster_name=EPP, authority="epp")
+            envoy_grpc=core_v3.GrpcServiceEnvoyGrpc(cluster_name=EPP, authority="epp"),
+            initial_metadata=_pool_metadata(options),
         ),
         failure_mode_allow=options.fail_open,
         message_timeout=timedelta(seconds=options.message_timeout_s),
@@ -307,7 +315,7 @@ def _epp_cluster(options: EnvoyOptions) -> cluster_v3.Cluster:
         typed_extension_protocol_options={
             "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": _pack(http2)
         },
-        load_assignment=_assignment(EPP, (options.epp,)),
+        load_assignment=_assignment(EPP, options.epps),
         # An EPP known to be down fails at once, so that requests with a body can fail open: with a
         # refused connection most of them would have sent body by then and get a 500. The panic
         # threshold of 0 keeps Envoy from using it all the same, the merge window of 0 from holding

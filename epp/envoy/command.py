@@ -28,7 +28,9 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     )
     add = parser.add_argument
     add("--listen", default=defaults.listen, metavar="HOST:PORT", help="where clients connect")
-    add("--epp", default=defaults.epp, metavar="HOST:PORT", help="the EPP's ext_proc port")
+    add("--epp", default=defaults.epp, metavar="HOST:PORT,…",
+        help="the EPP's ext_proc port; of several replicas, those that serve")  # fmt: skip
+    add("--pool", metavar="NAME", help="which pool to ask for, of an EPP that serves several")
     add(
         "--epp-tls",
         default="true",
@@ -74,6 +76,7 @@ def _run(args: argparse.Namespace) -> int:
     options = EnvoyOptions(
         listen=args.listen,
         epp=args.epp,
+        pool=args.pool,
         epp_tls=args.epp_tls == "true",
         admin=None if args.admin == "none" else args.admin,
         endpoints=tuple(a.strip() for a in args.endpoints.split(",") if a.strip()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 
 import msgspec
@@ -39,6 +40,9 @@ class EnvoyOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     listen: str = "0.0.0.0:8080"
     epp: str = "127.0.0.1:9002"
+    """Several, joined by commas, are replicas: those that say they serve are used."""
+    pool: str | None = None
+    """Which pool to ask for (gRPC metadata), where the EPP serves several; `None` = do not say."""
     epp_tls: bool = True
     """Speak TLS to the EPP, without verifying its certificate (it is self-signed by default)."""
     admin: str | None = "127.0.0.1:9901"
@@ -61,16 +65,26 @@ class EnvoyOptions(msgspec.Struct, frozen=True, kw_only=True):
     subset_header: str | None = None
     """Request header whose comma list becomes the gateway's subset; for tests and trusted hops."""
 
+    @property
+    def epps(self) -> tuple[str, ...]:
+        """The address of each replica."""
+        return tuple(address.strip() for address in self.epp.split(","))
+
 
 def check(options: EnvoyOptions) -> None:
     """Refuse what cannot work.
 
     Raises: ConfigError naming the flag and the remedy.
     """
-    addresses = {"--listen": options.listen, "--epp": options.epp, "--admin": options.admin}
-    for flag, address in addresses.items():
+    for flag, address in (("--listen", options.listen), ("--admin", options.admin)):
         if address is not None:
             split_address(address, flag)
+    for address in options.epps:
+        split_address(address, "--epp")
+    if options.pool is not None and not re.fullmatch(r"[a-z0-9.-]+(/[a-z0-9.-]+)?", options.pool):
+        raise ConfigError(
+            f"--pool {options.pool!r} is neither NAME nor NAMESPACE/NAME", path="--pool"
+        )
     for address in options.endpoints:
         split_address(address, "--endpoints")
     if options.routing is Routing.OVERRIDE_HOST and not options.endpoints:

@@ -128,7 +128,7 @@ def decode_request(data: bytes) -> Event:
             raise WireError("an ext_proc message ends inside a field")
         event = _read_member(data, member, start, stop)
         if metadata:
-            event.subset, event.served = read_metadata(metadata)
+            event.subset, event.served, event.pool = read_metadata(metadata)
         if config is not None:
             event.modes = _read_modes(config)
     except IndexError:
@@ -293,7 +293,10 @@ def encode_reply(reply: Reply) -> bytes:
     if isinstance(reply, HeadersReply):
         return _encode_mutated(_HEADERS_REPLY[reply.request], reply.mutation)
     if isinstance(reply, BodyReply):
-        return _encode_mutated(_BODY_REPLY[reply.request], reply.mutation)
+        member = _BODY_REPLY[reply.request]
+        if reply.body is not None:
+            return _encode_mutation(member, reply.mutation, reply.body)
+        return _encode_mutated(member, reply.mutation)
     if isinstance(reply, TrailersReply):
         trailers = _TRAILERS_REPLY[reply.request]
         if reply.destination is None:
@@ -329,7 +332,7 @@ def _encode_destination(member: int, destination: str | None, clear_route_cache:
     return _encode_mutation(member, mutation)
 
 
-def _encode_mutation(member: int, mutation: Mutation) -> bytes:
+def _encode_mutation(member: int, mutation: Mutation, body: bytes | None = None) -> bytes:
     """Encode a headers or body reply: a `CommonResponse` with status CONTINUE, and metadata."""
     changes = [_set_header(name, value) for name, value in mutation.set_headers]
     entries = b""
@@ -341,6 +344,8 @@ def _encode_mutation(member: int, mutation: Mutation) -> bytes:
     if mutation.scores is not None:
         entries += scores_entry(mutation.scores)
     common = delimited(0x12, b"".join(changes)) if changes else b""
+    if body is not None:
+        common += delimited(0x1A, delimited(0x0A, body))
     if mutation.clear_route_cache:
         common += b"\x28\x01"
     reply = delimited(member, delimited(0x0A, common))

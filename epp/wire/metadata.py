@@ -1,5 +1,5 @@
-"""The Endpoint Picker Protocol's keys in Envoy's dynamic metadata: which endpoints are allowed and
-who served (read), which one was picked and why (written).
+"""The Endpoint Picker Protocol's keys in Envoy's dynamic metadata: which endpoints are allowed,
+who served and which pool is meant (read), which one was picked and why (written).
 
 Metadata is `map<string, google.protobuf.Struct>` by namespace. Both readers walk
 namespace -> key -> value by joining the bytes of what repeats, which is protobuf's merge.
@@ -19,11 +19,12 @@ SUBSET_NAMESPACE: Final = b"envoy.lb.subset_hint"
 SUBSET_KEY: Final = b"x-gateway-destination-endpoint-subset"
 LB_NAMESPACE: Final = b"envoy.lb"
 SERVED_KEY: Final = b"x-gateway-destination-endpoint-served"
+POOL_KEY: Final = b"x-gateway-inference-pool"
 DESTINATION_KEY: Final = b"x-gateway-destination-endpoint"
 SCORES_KEY: Final = b"x-gateway-destination-endpoint-scores"
 
 _ANY_KEY_WE_READ: Final = b"x-gateway-destination-endpoint-s"
-"""Both keys we read start so; without these bytes neither can be there."""
+"""Two of the three keys we read start so; without these bytes neither can be there."""
 
 _CACHED_BYTES_MAX: Final = 1024
 """Longest metadata worth remembering; bounds the cache at about 1 MiB."""
@@ -44,30 +45,39 @@ _Value = tuple[int, bytes]
 """Tag of the oneof's member (0 = none set) and its content."""
 
 
-def read_metadata(content: bytes) -> tuple[tuple[str, ...] | None, str | None]:
-    """Find the allowed subset and the endpoint that served in a serialized `Metadata`.
+Said = tuple[tuple[str, ...] | None, str | None, str | None]
+"""Subset, who served, name of the pool."""
 
-    Metadata that holds neither key is not looked into.
+
+def read_metadata(content: bytes) -> Said:
+    """Find the allowed subset, the endpoint that served and the pool in a serialized `Metadata`.
+
+    Metadata that holds none of these keys is not looked into.
 
     Returns: the subset, `None` when its key is absent, `()` when it is there and names nothing or
-        has no usable type; the served address, `None` when absent, empty or no string.
+        has no usable type; the served address and the pool, `None` when absent, empty or no string.
     Raises: WireError or IndexError when malformed on the way to a key.
     """
-    if _ANY_KEY_WE_READ not in content:
-        return None, None
+    if _ANY_KEY_WE_READ not in content and POOL_KEY not in content:
+        return None, None, None
     return _read_cached(content) if len(content) <= _CACHED_BYTES_MAX else _read(content)
 
 
-def _read(content: bytes) -> tuple[tuple[str, ...] | None, str | None]:
+def _read(content: bytes) -> Said:
     subset = _value_at(content, SUBSET_NAMESPACE, SUBSET_KEY)
-    kind, served = _value_at(content, LB_NAMESPACE, SERVED_KEY) or (0, b"")
     return (
         None if subset is None else _addresses(subset),
-        (_text(served) or None) if kind == _STRING else None,
+        _string_at(content, LB_NAMESPACE, SERVED_KEY),
+        _string_at(content, LB_NAMESPACE, POOL_KEY),
     )
 
 
 _read_cached: Final = lru_cache(maxsize=1024)(_read)
+
+
+def _string_at(content: bytes, namespace: bytes, key: bytes) -> str | None:
+    kind, text = _value_at(content, namespace, key) or (0, b"")
+    return (_text(text) or None) if kind == _STRING else None
 
 
 def _value_at(content: bytes, namespace: bytes, key: bytes) -> _Value | None:

@@ -34,9 +34,8 @@ class ExtProcStream:
         self._exchange = exchange
         self._clock = clock
         self._on_bug = on_bug
-        if (
-            exchange.hold is not None
-        ):  # else the two would hold each other, and only the collector end it
+        if exchange.may_hold:
+            # Not always: the two hold each other then, and only the collector ends it.
             exchange.answer_later = self._answer_later
 
     def on_message(self, data: bytes) -> None:

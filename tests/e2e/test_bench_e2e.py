@@ -22,7 +22,9 @@ from bench.e2e import (
     ROUTERS,
     TTFTS,
     Cores,
+    Report,
     Sample,
+    report_text,
     rows_of,
     sample_of,
     warnings_of,
@@ -46,7 +48,7 @@ def test_a_small_run_gives_sane_figures_of_the_same_requests(tmp_path: Path) -> 
         timeout=180,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    for title in ("TTFT in ms", "Ratio to the reference", "Cores in use", "Machine: at "):
+    for title in ("TTFT in ms", "Ratio to the reference scorers", "Cores in use", "Machine: at "):
         assert title in run.stdout
     assert "round 1 of 1: round robin; load" in run.stderr
 
@@ -65,9 +67,11 @@ def test_a_small_run_gives_sane_figures_of_the_same_requests(tmp_path: Path) -> 
         assert 0 < cores["engine"] < cores["engines"] < cores["ours"]
     # Round robin asks nobody; the EPP only scrapes meanwhile.
     assert rows[NAMES[0]]["cores"]["epp"]["median"] < rows[NAMES[1]]["cores"]["epp"]["median"]
-    assert rows["reference"]["ratio_to_reference"] == {}
+    assert rows["reference scorers"]["ratio_to_reference"] == {}
     ratio = rows["round robin"]["ratio_to_reference"]["mean_s"]
-    means_s = [rows[name]["ttft"]["mean_s"]["median"] for name in ("round robin", "reference")]
+    means_s = [
+        rows[name]["ttft"]["mean_s"]["median"] for name in ("round robin", "reference scorers")
+    ]
     assert ratio["mean"] == pytest.approx(means_s[0] / means_s[1], rel=0.05)
     assert ratio["low"] is None
     assert len(report["samples"]) == 3
@@ -177,32 +181,51 @@ def sampled(router: str, seed: int, mean_s: float, *, cores: Cores = IDLE) -> Sa
 
 
 def test_routers_are_compared_within_rounds_whatever_their_order() -> None:
-    samples = [sampled("reference", 2, 4.0), sampled("reference", 1, 1.0)]
-    samples += [sampled("expected latency", 1, 0.5), sampled("expected latency", 2, 3.0)]
-    samples += [sampled("round robin", 2, 8.0), sampled("round robin", 1, 2.0)]
-    robin, reference, ours = rows_of(samples)
-    assert (robin.router, robin.requests, robin.errors) == ("round robin", 20, 2)
-    assert reference.ratio_to_reference == {}
-    # 0.5 and 0.75; a ratio of the means would be 0.7.
+    own, reference = "expected latency", "reference scorers"
+    samples = [sampled(reference, seed, mean_s) for seed, mean_s in ((2, 4.0), (3, 1.0), (1, 1.0))]
+    samples += [sampled(own, seed, mean_s) for seed, mean_s in ((1, 0.5), (3, 0.5), (2, 4.0))]
+    samples += [sampled("round robin", seed, s) for seed, s in ((2, 8.0), (1, 2.0), (3, 2.0))]
+    robin, scorers, ours = rows_of(samples)
+    assert (robin.router, robin.requests, robin.errors) == ("round robin", 30, 3)
+    assert scorers.ratio_to_reference == {}
+    # 0.5, 1 and 0.5; a ratio of the means would be 5/6.
     ratio = ours.ratio_to_reference["mean_s"]
-    middle = math.sqrt(0.5 * 0.75)
+    middle = 0.25 ** (1 / 3)
     assert ratio.mean == pytest.approx(middle)
-    assert ratio.low is not None
-    assert ratio.high is not None
-    factor = math.exp(12.706 * math.log(1.5) / 2)
+    factor = math.exp(4.303 * math.log(2) / 3)
     assert (ratio.low, ratio.high) == pytest.approx((middle / factor, middle * factor))
     assert robin.ratio_to_reference["p99_s"].mean == pytest.approx(2.0)
     assert robin.ratio_to_reference["p99_s"].low == pytest.approx(2.0)
-    assert (ours.ttft["p90_s"].min, ours.ttft["p90_s"].max) == (1.0, 6.0)
+    assert (ours.ttft["p90_s"].min, ours.ttft["p90_s"].max) == (1.0, 8.0)
+
+
+def told(rounds: int) -> str:
+    names = ("round robin", "reference scorers", "expected latency")
+    samples = [
+        sampled(name, seed, 1.0 + seed * at)
+        for at, name in enumerate(names)
+        for seed in range(rounds)
+    ]
+    return report_text(Report({}, {}, rows_of(samples), samples, []), [])
+
+
+def test_below_three_rounds_there_is_no_interval_and_the_report_says_why() -> None:
+    for rounds, there in ((1, "there is one"), (2, "there are 2")):
+        text = told(rounds)
+        assert f"mean, no interval: that needs 3 rounds or more, and {there}; below 1" in text
+        assert ".." not in text.partition("Ratio to")[2].partition("Cores in use")[0]
+    text = told(3)
+    assert "mean (95 %); below 1 is faster" in text
+    assert text.partition("Ratio to")[2].partition("Cores in use")[0].count("..") == 8
 
 
 def test_a_machine_or_a_process_at_its_limit_is_told() -> None:
-    quiet = sampled("reference", 1, 1.0)
+    quiet = sampled("reference scorers", 1, 1.0)
     assert warnings_of([quiet, quiet], 2) == []
     full = msgspec.structs.replace(IDLE, machine=1.9)
-    [warning] = warnings_of([quiet, sampled("reference", 2, 1.0, cores=full)], 2)
+    [warning] = warnings_of([quiet, sampled("reference scorers", 2, 1.0, cores=full)], 2)
     assert warning == "1 of 2 runs: up to 1.90 of 2 cores in use, up to 0.50 by this bench"
-    assert warnings_of([sampled("reference", 2, 1.0, cores=full)], 4) == []
+    assert warnings_of([sampled("reference scorers", 2, 1.0, cores=full)], 4) == []
     single = msgspec.structs.replace(IDLE, envoy=0.95)
-    [warning] = warnings_of([sampled("reference", 1, 1.0, cores=single)], 2)
+    [warning] = warnings_of([sampled("reference scorers", 1, 1.0, cores=single)], 2)
     assert warning == "envoy: up to 0.95 cores in use, and it has but one"

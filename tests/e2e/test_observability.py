@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bench.stack import Epp, Stack, http_get
-from epp.edge.metrics import DEFINITIONS, Kind
+from epp.edge.families import DEFINITIONS, Kind
 from tests.e2e.conftest import EPP_FLAGS, config
 from tests.e2e.http1 import JSON_TYPE, fetch, post
 from tests.e2e.site import Site, completion, metric, until

@@ -15,7 +15,7 @@ from tests.integration.loop_watch import watched_loop
 from tests.unit.exchanges import World
 
 
-def empty_state() -> StatePage:
+def empty_state(_pool: str | None = None) -> StatePage:
     return debug_state(World(0).decider, lambda: 2.0)
 
 

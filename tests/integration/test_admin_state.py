@@ -31,7 +31,7 @@ async def serving(decider: Decider, now_s: float = 2.0) -> AsyncIterator[str]:
         host="127.0.0.1",
         port=0,
         metrics=Metrics(dict),
-        state=lambda: debug_state(decider, lambda: now_s),
+        state=lambda _pool: debug_state(decider, lambda: now_s),
     )
     port = await server.start()
     async with asyncio.timeout(30):

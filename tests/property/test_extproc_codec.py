@@ -67,7 +67,10 @@ json = st.recursive(
     max_leaves=5,
 )
 values = st.one_of(addresses, st.lists(addresses, max_size=3), json)
-keys = st.sampled_from([f"{DESTINATION}{end}" for end in ("", "-subset", "-served", "-s")])
+keys = st.sampled_from(
+    [f"{DESTINATION}{end}" for end in ("", "-subset", "-served", "-s")]
+    + ["x-gateway-inference-pool"]
+)
 namespaces = st.sampled_from(["envoy.lb", "envoy.lb.subset_hint", "other"])
 
 
@@ -232,7 +235,12 @@ mutations = st.builds(
 )
 replies = st.one_of(
     st.builds(HeadersReply, request=st.booleans(), mutation=mutations),
-    st.builds(BodyReply, request=st.booleans(), mutation=mutations),
+    st.builds(
+        BodyReply,
+        request=st.booleans(),
+        mutation=mutations,
+        body=st.none() | st.binary(max_size=300),
+    ),
     st.builds(
         StreamedBodyReply,
         request=st.booleans(),

@@ -55,9 +55,8 @@ class Flaps:
     def __init__(self) -> None:
         self.world = World(2)
         self.telemetry = Telemetry(
-            decider=self.world.decider,
+            pools=self.world.pools(),
             clock=lambda: self.now_s,
-            pool_name="pool",
             label_values_max=3,
         )
         self.world.watched = self.telemetry

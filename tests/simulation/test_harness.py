@@ -83,7 +83,7 @@ def choice(**policies: type[InTurn]) -> Choice:
         cells=CELLS,
         policies=policies,
         kinds={name: "peer" if name == "turn" else "ours" for name in policies},
-        reference=next(iter(policies)),
+        baseline=next(iter(policies)),
         setup=Setup(requests_max=20),
     )
 
@@ -124,7 +124,7 @@ def test_one_command_writes_json_tables_and_pictures(tmp_path: Path, capsys) -> 
     out = capsys.readouterr()
     assert (tmp_path / "out/x/report.md").read_text() in out.out
     names = {path.name for path in (tmp_path / "out/x").glob("*.png")}
-    assert names == {"quantiles.png", "load.png", "balance.png", "best-peer.png"}
+    assert names == {"quantiles.png", "balance.png", "best-peer.png"}
 
 
 def test_the_same_command_gives_the_same_figures(tmp_path: Path) -> None:
@@ -309,8 +309,8 @@ def test_list_shows_cells_and_policies_and_runs_nothing(tmp_path: Path, capsys) 
         main(["--quick", "--list", "--folder", str(tmp_path), "--policies", "lmetric,l*+hold"]) == 0
     )
     out = capsys.readouterr().out
-    assert "chats-x1/600b/4e" in out
-    assert "lmetric (peer, the reference)" in out
+    assert "chats-x1.5/2048b/4e" in out
+    assert "lmetric (peer, the baseline)" in out
     assert "lmetric+hold (control)" in out
     assert "round-robin (" not in out
     assert not list(tmp_path.iterdir())
@@ -320,7 +320,7 @@ def test_list_shows_cells_and_policies_and_runs_nothing(tmp_path: Path, capsys) 
     ("arguments", "said"),
     [
         (["--quick", "--policies", "best"], "no policy is called 'best'; there are expected-"),
-        (["--quick", "--reference", "best"], "--reference 'best' is not among"),
+        (["--quick", "--baseline", "best"], "--baseline 'best' is not among"),
         (["--quick", "--cells", "nowhere"], "no cell of quick matches nowhere"),
         (["replay", "no-such-log", "--config", "no-such-file.yaml"], "no-such-file.yaml"),
     ],
@@ -407,7 +407,7 @@ def test_a_log_is_replayed_under_each_configuration(tmp_path: Path, capsys) -> N
         }
         for n in range(40)
     ]
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    log.write_text("broken\n" + "".join(json.dumps(line) + "\n" for line in lines))
     (tmp_path / "queue.yaml").write_text(REFERENCE_CONFIG)
     (tmp_path / "other.yaml").write_text(REFERENCE_CONFIG)
     arguments = ["replay", str(log), "--config", str(tmp_path / "queue.yaml")]
@@ -416,12 +416,40 @@ def test_a_log_is_replayed_under_each_configuration(tmp_path: Path, capsys) -> N
     assert main([*arguments, "--no-plots"]) == 0
     told = results(tmp_path, "replay-mine")
     assert list(told.policies) == ["queue", "other", "round-robin"]
-    assert told.reference == "queue"
+    assert told.baseline == "queue"
     queue, other, _ = told.entries
     assert queue["cell"] == "mine-x1/3e"
     assert other["difference"][0] == 0.0, "the same configuration twice"
     assert queue["requests"] == 80
-    assert "| queue" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "| queue" in shown.out
+    # Once at the start and once in the report, however many runs there are.
+    left_out = "1 of 41 lines of the log are left out:"
+    assert told.notes[0] == left_out
+    assert shown.err.count(left_out) == shown.out.count(left_out) == 1
+    assert shown.err.index(left_out) < shown.err.index("runs in")
+    assert shown.out.count("line 1 is not valid JSON") == 1
+
+
+def test_the_regret_of_every_nth_decision_is_in_the_results(tmp_path: Path, capsys) -> None:
+    flags = ["--quick", "--cells", "siblings", "--requests", "40", "--seeds", "1", "--jobs", "1"]
+    flags += ["--policies", "expected-latency,lmetric", "--folder", str(tmp_path), "--no-plots"]
+    assert main([*flags, "--regret", "4"]) == 0
+    told = results(tmp_path, "quick")
+    assert told.constants["regret_every"] == 4
+    ours, peer = told.entries
+    assert (ours["regret_decisions"], peer["regret_decisions"]) == (10, 10)
+    causes_s = [ours[f"regret_{cause}_s"] for cause in ("cache", "load", "rates", "objective")]
+    assert sum(causes_s) == pytest.approx(ours["regret_mean_s"], rel=1e-3, abs=1e-6)
+    assert peer["regret_load_s"] is None
+    assert peer["regret_mean_s"] >= 0
+    out = capsys.readouterr().out
+    table = out.partition("Regret per decision by cause, ms:")[2]
+    assert "| expected-latency |        10 |" in table
+    assert "lmetric" not in table
+    assert main([*flags, "--regret", "0"]) == 0
+    assert results(tmp_path, "quick").entries[0]["regret_mean_s"] is None
+    assert "by cause, ms" not in capsys.readouterr().out
 
 
 def test_another_content_of_a_log_is_another_basis(tmp_path: Path) -> None:

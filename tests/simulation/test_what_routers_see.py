@@ -289,8 +289,8 @@ def test_the_oracle_counts_the_wait_for_memory() -> None:
 
 def test_regret_is_what_the_best_endpoint_would_have_saved() -> None:
     workload = workload_of(asked(0, 0.0, 100), asked(1, 0.5, 50))
-    result, _ = run(workload, fleet_of(2), First, regret=True)
-    assert result.regrets_s == pytest.approx([0.0, 1.5])
-    result, _ = run(workload, fleet_of(2), InTurn, regret=True)
-    assert result.regrets_s == pytest.approx([0.0, 0.0])
-    assert run(workload, fleet_of(2))[0].regrets_s == []
+    result, _ = run(workload, fleet_of(2), First, regret_every=1)
+    assert [each.total_s for each in result.regrets] == pytest.approx([0.0, 1.5])
+    result, _ = run(workload, fleet_of(2), InTurn, regret_every=1)
+    assert [each.total_s for each in result.regrets] == pytest.approx([0.0, 0.0])
+    assert run(workload, fleet_of(2))[0].regrets == []

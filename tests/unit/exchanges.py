@@ -15,6 +15,7 @@ from epp.core.pool import Members, Pool
 from epp.core.schedule import Profile, WeightedScorer
 from epp.core.scorers.inflight import ActiveRequestScorer
 from epp.core.scorers.prefix import PrefixCacheScorer
+from epp.core.serving import Pools, Serving
 
 DUPLEX = (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
 HEADERS = {
@@ -58,17 +59,21 @@ class World:
             prefix=PrefixKeeper(PrefixParams()),
             rng=Random(1),
         )
+        self.serving = Serving("static", self.decider)
         self.params = ExchangeParams(**params)
         self.watched = Watched()
 
     def exchange(self, hold: Hold | None = None) -> Exchange:
         return Exchange(
-            decider=self.decider,
+            pools=self.pools(hold),
             params=self.params,
             watcher=self.watched,
             now_s=1.0,
-            hold=hold,
+            may_hold=hold is not None,
         )
+
+    def pools(self, hold: Hold | None = None) -> Pools:
+        return Pools(Serving("static", self.decider, hold=hold) if hold else self.serving)
 
     def counters(self) -> list[tuple[int, int, int]]:
         return [

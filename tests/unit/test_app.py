@@ -2,7 +2,8 @@ import time
 
 import pytest
 
-from epp.app import App, _engine_chooser, _parse_limits, _stale_after_s
+from epp.app import App, _parse_limits
+from epp.scraping import _engine_chooser, _stale_after_s
 from epp.config import load_config, resolve
 from epp.core.model import Api, Endpoint, EndpointSpec, Load, Request
 from epp.core.pool import Members, Scraped
@@ -78,7 +79,8 @@ def test_G10_as_much_of_a_prompt_is_viewed_as_is_hashed() -> None:
 
 def test_ends_nobody_sees_are_known_by_the_next_scrape_and_on_the_page_without_a_request() -> None:
     app = App(parse_flags({"endpoints": "10.0.0.1:8000"}), resolve(None))
-    pool, decider = app.pool, app.decider
+    (site,) = app._sites
+    pool, decider = site.decider.pool, site.decider
     pool.apply(Members((EndpointSpec(host="10.0.0.1", port=8000),)), 0.0)
     (endpoint,) = pool.endpoints
 
@@ -87,7 +89,7 @@ def test_ends_nobody_sees_are_known_by_the_next_scrape_and_on_the_page_without_a
         decider.unseen(decided, 0.0)
 
     unseen()
-    app.apply(Scraped(endpoint, Load(at_s=time.monotonic(), running=4, waiting=0)))
+    site.apply(Scraped(endpoint, Load(at_s=time.monotonic(), running=4, waiting=0)))
     assert endpoint.inflight_requests == 0
     unseen()
     assert debug_state(decider, time.monotonic).state.inflight_requests == 0
@@ -95,5 +97,5 @@ def test_ends_nobody_sees_are_known_by_the_next_scrape_and_on_the_page_without_a
 
 def test_the_app_is_built_from_flags_and_no_file() -> None:
     app = App(parse_flags({"endpoints": "10.0.0.1:8000,[fd00::1]:8000"}), resolve(None))
-    assert app.decider.profile.name == "default"
+    assert app.pools.all[0].decider.profile.name == "default"
     assert not app.health.ready, "before discovery has spoken"

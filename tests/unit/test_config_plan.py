@@ -147,7 +147,7 @@ def test_a_scorer_without_weight_has_weight_one_and_zero_stays_zero() -> None:
             'no plugin is called "quik"; did you mean `quick`?',
         ),
         (
-            "schedulingProfiles: [{name: a, plugins: [{pluginRef: decode-filter}]}]",
+            "schedulingProfiles: [{name: a, plugins: [{pluginRef: session-affinity-filter}]}]",
             "$.schedulingProfiles[0].plugins[0].pluginRef",
             "exists in the reference EPP but is not built here yet",
         ),

@@ -41,6 +41,8 @@ def test_flags_left_out_mean_the_defaults_of_the_options(monkeypatch) -> None:
     [
         ("listen", "127.0.0.1:1", "listen", "127.0.0.1:1"),
         ("epp", "epp:9002", "epp", "epp:9002"),
+        ("epp", "a:9002,b:9002", "epp", "a:9002,b:9002"),
+        ("pool", "models/llama", "pool", "models/llama"),
         ("epp-tls", "false", "epp_tls", False),
         ("admin", "none", "admin", None),
         ("admin", "127.0.0.1:0", "admin", "127.0.0.1:0"),
@@ -66,6 +68,9 @@ def test_each_flag_sets_its_option(monkeypatch, flag, text, field, value) -> Non
         ({"listen": "8080"}, "--listen"),
         ({"listen": "0.0.0.0:70000"}, "--listen"),
         ({"epp": "127.0.0.1"}, "--epp"),
+        ({"epp": "127.0.0.1:1,"}, "--epp"),
+        ({"pool": "no name"}, "--pool"),
+        ({"pool": "a/b/c"}, "--pool"),
         ({"epp": "127.0.0.1:0"}, "--epp"),
         ({"admin": "nowhere"}, "--admin"),
         ({"endpoints": ()}, "--endpoints"),

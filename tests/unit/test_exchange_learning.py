@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from epp.core.exchange import Exchange, ExchangeParams
+from epp.core.serving import Pools, Serving
 from tests.unit.exchanges import (
     Watched,
     body,
@@ -22,7 +23,10 @@ from tests.unit.roundrates import left_over, world
 def test_who_refuses_at_once_does_not_seem_to_be_fast(status: str, learned: int) -> None:
     decider = world(1)
     exchange = Exchange(
-        decider=decider, params=ExchangeParams(), watcher=Watched(), now_s=1.0, hold=None
+        pools=Pools(Serving("static", decider)),
+        params=ExchangeParams(),
+        watcher=Watched(),
+        now_s=1.0,
     )
     exchange.receive(request_headers(), 1.0)
     exchange.receive(body(chat("hello " * 2000, stream=True)), 1.0)

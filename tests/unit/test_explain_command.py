@@ -111,6 +111,28 @@ def test_a_header_and_a_path_are_part_of_the_request(files, capsys) -> None:
     assert "no prompt was read of this body at /v1/models: load alone decides" in printed.err
 
 
+@pytest.mark.parametrize("value", ["soon", "500ms", "0", "-1", "nan", "inf", "1,5", "1e300"])
+def test_a_promise_that_is_no_number_is_said_to_be_ignored(files, capsys, value) -> None:
+    argv = ("--state", "state.json", "--header", f"x-llm-d-slo-ttft-ms: {value}", "body.json")
+    assert run(*argv) == 0
+    printed = capsys.readouterr()
+    assert printed.err == (
+        f"notice: header x-llm-d-slo-ttft-ms is ignored: '{value}' is no plausible number of "
+        "milliseconds\n"
+    )
+    assert "later than promised" not in printed.out
+
+
+def test_each_ignored_promise_is_told_under_the_name_it_came_by(files, capsys) -> None:
+    headers = ("--header", "x-slo-tpot-ms: fast", "--header", f"x-slo-ttft-ms: {'9' * 400}x")
+    assert run("--state", "state.json", "--json", *headers, "body.json") == 0
+    first, second = json.loads(capsys.readouterr().out)["notices"]
+    assert first == (
+        f"header x-slo-ttft-ms is ignored: '{'9' * 40}…' is no plausible number of milliseconds"
+    )
+    assert second.startswith("header x-slo-tpot-ms is ignored: 'fast' is no")
+
+
 def test_who_was_no_candidate_is_said_with_the_reason(files, capsys) -> None:
     state = msgspec.json.decode((files / "state.json").read_bytes())
     first, second, _ = state["endpoints"]

@@ -8,6 +8,8 @@ import msgspec
 import pytest
 
 from epp.core.filters.label_selector import ByLabel, LabelSelectorFilter
+from epp.core.filters.role import DecodeFilter, EncodeFilter, PrefillFilter
+from epp.core.filters.role import DecodeFilter, EncodeFilter, PrefillFilter
 from epp.core.filters.testing import HeaderBasedTestingFilter
 from epp.core.model import Endpoint, EndpointSpec, Request
 
@@ -127,3 +129,24 @@ def test_E19_the_testing_filter_keeps_what_the_header_names_and_else_nothing(
 ) -> None:
     headers = {} if header is None else {"test-epp-endpoint-selection": header}
     assert HeaderBasedTestingFilter()(Request(headers=headers), (V4, V4_RANK, V6)) == kept
+
+
+@pytest.mark.parametrize(
+    ("role", "kept_by"),
+    [
+        (None, "d"),
+        ("decode", "d"),
+        ("prefill", "p"),
+        ("encode", "e"),
+        ("prefill-decode", "dp"),
+        ("both", "dp"),
+        ("encode-prefill", "pe"),
+        ("encode-prefill-decode", "dpe"),
+        ("decoder", ""),
+    ],
+)
+def test_role_filters_keep_who_has_the_role_and_who_has_none_decodes(role, kept_by) -> None:
+    labels = {} if role is None else {"llm-d.ai/role": role}
+    some = Endpoint(EndpointSpec("10.0.0.1", 8000, labels=labels), 0)
+    filters = {"d": DecodeFilter(), "p": PrefillFilter(), "e": EncodeFilter()}
+    assert {n for n, keep in filters.items() if keep(REQUEST, [some])} == set(kept_by)

@@ -55,7 +55,12 @@ def test_what_is_no_size_is_refused(text) -> None:
         ({"refresh-metrics-interval": "0s"}, "longer than 0s"),
         ({"metrics-staleness-threshold": "1s"}, "stale at once"),
         ({"secure-serving": "maybe"}, "neither true nor false"),
-        ({"pool-name": "p"}, "not built here yet"),
+        ({"tls-cipher-suites": "p"}, "not built here yet"),
+        ({"endpoints": "h:1", "pool-name": "p"}, "give one"),
+        ({"pool-name": "p", "endpoint-selector": "a=b"}, "give one"),
+        ({"endpoint-selector": "a=b"}, "give both"),
+        ({"endpoints": "h:1", "ha-enable-leader-election": True}, "needs a cluster"),
+        ({"metrics-client-ca-file": "f"}, "needs --metrics-cert-dir"),
         ({"v": "x"}, "not a whole number"),
     ],
 )

@@ -109,8 +109,9 @@ def test_a_bug_in_a_later_decision_ends_that_request_alone() -> None:
 async def test_whoever_wakes_the_held_may_be_started_again_while_some_are_held() -> None:
     """As after a bug: until another request ends, nobody else would wake them."""
     app = App(parse_flags({"endpoints": "10.0.0.1:8000"}), resolve(load_config(HOLDING)))
-    app.apply(Members((EndpointSpec(host="10.0.0.1", port=8000),)))
-    hold, let_go = app._hold, asyncio.Event()
+    (site,) = app._sites
+    site.apply(Members((EndpointSpec(host="10.0.0.1", port=8000),)))
+    hold, let_go = site.serving.hold, asyncio.Event()
     assert hold is not None
 
     def offer() -> Decision | Ticket:
@@ -121,11 +122,11 @@ async def test_whoever_wakes_the_held_may_be_started_again_while_some_are_held()
     first = offer()
     assert isinstance(first, Decision)
     assert isinstance(offer(), Ticket)
-    waking = asyncio.create_task(app._wake_held())
+    waking = asyncio.create_task(site._wake_held())
     await asyncio.sleep(0)  # it runs, and is ended
     waking.cancel()
-    waking = asyncio.create_task(app._wake_held())
-    app.decider.ended(first, time.monotonic())
+    waking = asyncio.create_task(site._wake_held())
+    site.decider.ended(first, time.monotonic())
     async with asyncio.timeout(5.0):
         await let_go.wait()
     waking.cancel()

@@ -23,11 +23,9 @@ class Holding(Seen):
         self.world = World(1)
         self.hold = Hold(self.world.decider, HoldParams(seqs_max=1))
         self.telemetry = Telemetry(
-            decider=self.world.decider,
+            pools=self.world.pools(self.hold),
             clock=lambda: 2.0,
-            pool_name="pool",
             label_values_max=10,
-            hold=self.hold,
         )
         self.world.watched = self.telemetry
 

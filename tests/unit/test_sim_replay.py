@@ -14,6 +14,7 @@ from hypothesis import given, settings, strategies as st
 
 from bench.sim import accesslog, replay
 from bench.sim.ceiling import infinite_ratio
+from bench.sim.lines import LineError
 from bench.sim.model import Workload
 from bench.sim.plan import WorkloadError
 from epp.core.decide import PrefixKeeper, PrefixParams
@@ -230,6 +231,73 @@ def test_a_bad_line_of_hashes_is_named(tmp_path: Path, bad: Json, told: str) -> 
         load(tmp_path, hashed(1), bad)
     assert str(caught.value).startswith(f"{tmp_path / 'log.jsonl'}, line 2 ")
     assert told in str(caught.value)
+
+
+# ---- bad lines that are left out ----
+
+
+def load_leaving_out(folder: Path, *lines: Json | str) -> tuple[Workload, list[str]]:
+    bad = replay.BadLines()
+    workload = load(folder, *lines, bad=bad)
+    return workload, bad.told(len(lines))
+
+
+def test_bad_lines_are_left_out_and_told_once_by_kind_with_their_first_line(tmp_path: Path) -> None:
+    good = [line(prompt=LONG, time=at) for at in range(7)]
+    broken = [line(prompt="a", time="today"), "{", line(prompt="a", time="now"), hashed(1)]
+    workload, told = load_leaving_out(tmp_path, *good[:2], *broken, *good[2:])
+    assert len(workload.requests) == 7
+    assert told[0] == "4 of 11 lines of the log are left out:"
+    assert told[1].startswith('line 3 has a "time" that is neither')
+    assert told[1].endswith("(and 1 more like it)")
+    assert [each.split(" ")[:3] for each in told[2:]] == [
+        ["line", "4", "is"],
+        ["line", "6", "mixes"],
+    ]
+    assert not any("quick brown" in each for each in told)
+
+
+def test_kinds_that_differ_in_a_number_alone_are_one(tmp_path: Path) -> None:
+    short = [hashed(1, 2, 3, prompt_tokens=tokens) for tokens in (16, 32)]
+    _, told = load_leaving_out(tmp_path, *(hashed(1) for _ in range(3)), *short)
+    [_, kind] = told
+    assert kind.startswith("line 4 has 3 prefix_hashes; 16 prompt_tokens")
+    assert kind.endswith("(and 1 more like it)")
+
+
+def test_a_bad_line_changes_nothing_for_those_after_it(tmp_path: Path) -> None:
+    # Its time would be the zero of all others; its kind would be that of the file.
+    first = line(prompt="a", time=-9e9, output_tokens=-1)
+    other = hashed("xyz", time=-9e9)
+    workload, told = load_leaving_out(tmp_path, first, other, *(line(prompt=LONG),) * 3)
+    assert [request.arrival_s for request in workload.requests] == [0.0] * 3
+    assert workload.block_tokens == 64
+    assert len(told) == 3
+
+
+def test_a_line_too_long_is_left_out_with_all_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.sim.lines.LINE_BYTES_MAX", 500)
+    workload, told = load_leaving_out(tmp_path, hashed(1), line(prompt=LONG * 9), hashed(2))
+    assert len(workload.requests) == 2
+    assert told[1] == "line 2 is longer than 500 bytes"
+
+
+def test_where_most_lines_are_bad_the_file_is(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match=r"(?s)no log of the expected form: 3 of 5.*line 3 is"):
+        load_leaving_out(tmp_path, hashed(1), hashed(2), "a", "b", "c")
+    with pytest.raises(WorkloadError, match=r"(?s)no log of the expected form: 1 of 1"):
+        load_leaving_out(tmp_path, "a")
+
+
+def test_many_kinds_of_bad_lines_are_told_in_few() -> None:
+    bad = replay.BadLines()
+    for number in range(1, 41):
+        bad.add(LineError(Path("log"), number, "x" * number))
+    told = bad.told(100)
+    assert len(told) == 2 + replay.BAD_KINDS_MAX
+    assert told[1] == "28 with something else, the first of them line 13"
 
 
 def test_a_line_too_long_is_refused_before_it_is_read_whole(

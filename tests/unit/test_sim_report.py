@@ -8,24 +8,22 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from bench.sim.drawing import series_of, shown_cells, spread_out, styles_of
+from bench.sim.drawing import REFERENCE_EPP, series_of, shown_cells, spread_out, styles_of
 from bench.sim.experiments import GRIDS, SITUATIONS, Cell, conditions_of, fleet_of, select
 from bench.sim.figures import Figures, Interval, LoadPoint
 from bench.sim.hardware import HARDWARE
+from bench.sim.markdown import markdown, markdown_table, percent, seconds
 from bench.sim.model import SimRequest, Workload
-from bench.sim.plots import PICTURES, write_plots
+from bench.sim.plots import PICTURES, Drawing, apart, draw_quantiles, write_plots
 from bench.sim.progress import ProgressBar, clock_text, progress_line
 from bench.sim.records import Record
+from bench.sim.regret import RegretFigures
 from bench.sim.report import (
     Report,
     averaged,
     contests_of,
     encode,
     entries_of,
-    markdown,
-    markdown_table,
-    percent,
-    seconds,
     summary_of,
 )
 from bench.sim.workloads import WORKLOADS
@@ -40,10 +38,17 @@ KINDS = {
     "fast+hold": "control",
 }
 TTFT_S = {"ours": 1.0, "slow": 2.0, "fast": 1.25, "round-robin": 9.0, "oracle": 0.5}
+REGRETS = {
+    "ours": RegretFigures(
+        decisions=7, mean_s=0.01, cache_s=0.008, load_s=-0.002, rates_s=0.0, objective_s=0.004
+    ),
+    "fast": RegretFigures(decisions=7, mean_s=0.02),
+    "round-robin": RegretFigures(decisions=7, mean_s=3.0),
+}
 CELLS = [
     Cell(workload="chats", speed=speed, kv_blocks=blocks)
-    for speed in (1.0, 2.0)
-    for blocks in (600, 2048)
+    for speed in (1.0, 1.5, 2.0)
+    for blocks in (600, 2048, 8192)
 ]
 
 
@@ -81,6 +86,7 @@ def record(cell: str, policy: str, seed: int, ttft_s: float, **more: object) -> 
         figures=figures(ttft_s),
         ceiling_ratio=0.25,
         ttft_quantiles_s=[ttft_s * (at + 1) / 50 for at in range(101)],
+        regret=REGRETS.get(policy),
         load=[LoadPoint(float(at), 1.0, 2.0, 3.0) for at in range(10)],
         **more,
     )
@@ -107,7 +113,7 @@ def report(made: list[Record], kinds: dict[str, str] = KINDS) -> Report:
         constants={},
         seeds=list(SEEDS),
         policies=kinds,
-        reference="ours",
+        baseline="ours",
         summary=summary_of(contests),
         contests=contests,
         entries=entries,
@@ -135,7 +141,7 @@ def test_differences_are_paired_by_seed() -> None:
     assert slow.ttft_mean_s.mean == pytest.approx(4.0)
 
 
-def test_the_reference_has_no_difference_to_itself() -> None:
+def test_the_baseline_has_no_difference_to_itself() -> None:
     ours = next(entry for entry in report(records()).entries if entry.policy == "ours")
     assert ours.difference is None
     assert ours.ceiling_share == pytest.approx(0.8)
@@ -163,7 +169,7 @@ def test_the_best_peer_is_neither_the_oracle_nor_one_with_our_hold() -> None:
     assert told.contests[0].difference.mean == pytest.approx(-0.2)
     assert told.contests[0].oracle.mean == pytest.approx(1.0)
     assert told.summary.geometric_mean == pytest.approx(-0.2)
-    assert (told.summary.better, told.summary.level, told.summary.worse) == (4, 0, 0)
+    assert (told.summary.better, told.summary.level, told.summary.worse) == (9, 0, 0)
 
 
 def test_a_peer_that_lacks_a_seed_is_not_the_best() -> None:
@@ -338,9 +344,59 @@ def test_a_picture_that_has_nothing_to_show_is_left_out_and_an_old_one_removed(
     told = msgspec.structs.replace(report(made, kinds), seeds=[11])
     assert [path.stem for path in write_plots(told, CELLS[:1], tmp_path)] == [
         "quantiles",
+        "regret",
         "balance",
     ]
     assert not (tmp_path / "load.png").exists()
+
+
+def test_regrets_are_told_by_cause_where_causes_are_known() -> None:
+    text = markdown(report(records()))
+    _, _, first = text.partition("Regret per decision by cause, ms:")
+    rows = first.partition("##")[0].split()
+    assert " ".join(rows[-15:]) == "| ours | 21 | 10.0 | 8.0 | -2.0 | 0.0 | 4.0 |"
+    data = json.loads(encode(report(records())))["entries"]
+    ours, slow, fast = (dict(zip(data["columns"], row, strict=True)) for row in data["rows"][:3])
+    assert (ours["regret_decisions"], ours["regret_cache_s"]) == (21, 0.008)
+    assert (fast["regret_mean_s"], fast["regret_cache_s"]) == (0.02, None)
+    assert slow["regret_mean_s"] is None
+
+
+def test_of_several_settings_of_a_policy_the_best_is_named_and_the_reference_always_is() -> None:
+    kinds = {"ours": "ours", "dynamo-1": "peer", "dynamo-8": "peer", REFERENCE_EPP: "peer"}
+    made = [
+        record(CELLS[0].name, policy, 11, ttft_s)
+        for policy, ttft_s in zip(kinds, (1.0, 3.0, 2.0, 9.0), strict=True)
+    ]
+    styles = styles_of(report(made, kinds))
+    assert {name for name, style in styles.items() if style.named} == {
+        "ours",
+        "dynamo-8",
+        REFERENCE_EPP,
+    }
+    assert not styles["dynamo-1"].named
+
+
+def test_no_label_runs_into_the_next_panel_or_out_of_the_picture() -> None:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    told = report(records())
+    drawing = Drawing(
+        told,
+        {cell.name: cell for cell in CELLS},
+        {f"{name}, a long name": style for name, style in styles_of(told).items()},
+        {(e.cell, f"{e.policy}, a long name"): e for e in told.entries},
+    )
+    figure = draw_quantiles(drawing)
+    assert figure is not None
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    width = figure.bbox.width
+    for panel, right in zip(figure.axes, (*figure.axes[1:], None), strict=True):
+        edge = width
+        if right is not None and right.get_position().x0 > panel.get_position().x1:
+            edge = right.get_tightbbox(renderer, bbox_extra_artists=[]).x0
+        for label in panel.texts:
+            assert label.get_window_extent(renderer).x1 < edge
 
 
 def test_ours_and_the_best_peers_have_colours_and_names() -> None:
@@ -375,6 +431,11 @@ def test_a_series_differs_in_one_thing_alone() -> None:
     for group in series:
         assert [cell.speed for cell in group] == sorted({cell.speed for cell in group})
         assert len({(cell.workload, cell.kv_blocks, cell.endpoints) for cell in group}) == 1
+
+
+def test_numbers_of_an_axis_are_left_out_where_they_would_touch() -> None:
+    assert apart([0.5, 1, 1.5, 2, 2.25, 2.5, 2.75, 3], 0.3) == [0.5, 1, 1.5, 2, 2.5, 3]
+    assert apart([1.0, 1.5, 2.0, 2.5], 0.2) == [1.0, 1.5, 2.0, 2.5]
 
 
 def test_labels_do_not_overlap_and_stay_within_the_panel() -> None:

@@ -43,7 +43,7 @@ class Broken:
 def opened(world: World, watcher=None):
     wire, bugs = Wire(), []
     exchange = Exchange(
-        decider=world.decider, params=world.params, watcher=watcher or world.watched, now_s=1.0
+        pools=world.pools(), params=world.params, watcher=watcher or world.watched, now_s=1.0
     )
     stream = ExtProcStream(
         transport=wire,

@@ -153,6 +153,8 @@ def event_of(message, *, with_metadata: bool = True) -> core.Event:
         event.subset = _subset(message)
         value = _metadata_value(message, "envoy.lb", f"{DESTINATION}-served")
         event.served = (value.string_value or None) if value is not None else None
+        value = _metadata_value(message, "envoy.lb", "x-gateway-inference-pool")
+        event.pool = (value.string_value or None) if value is not None else None
     return event
 
 
@@ -192,7 +194,10 @@ def response_of(reply: core.Reply) -> pb.ProcessingResponse:
     if isinstance(reply, core.HeadersReply):
         _mutate(response, getattr(response, f"{side}_headers").response, reply.mutation)
     elif isinstance(reply, core.BodyReply):
-        _mutate(response, getattr(response, f"{side}_body").response, reply.mutation)
+        common = getattr(response, f"{side}_body").response
+        _mutate(response, common, reply.mutation)
+        if reply.body is not None:
+            common.body_mutation.body = reply.body
     elif isinstance(reply, core.StreamedBodyReply):
         mutation = getattr(response, f"{side}_body").response.body_mutation
         mutation.streamed_response.SetInParent()

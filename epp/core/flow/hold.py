@@ -7,8 +7,9 @@ would lose that for everybody.
 
 An endpoint has room for a request when nothing runs there, or when
 
-    backlog <= one engine step of prefill (`chunk_tokens` at its learned rate),
-    requests in flight there < `seqs_max`, and
+    backlog + the wait for a place <= one engine step of prefill (`chunk_tokens` at its learned
+    rate), the wait being 0 with fewer than `seqs_max` in flight, else the time until so many of
+    them have ended, and
     distinct tokens of the prompts in flight there, with some for their output, and what the request
     adds to them, fit its KV cache (where it reports one).
 
@@ -378,11 +379,12 @@ class Hold:
             return True
         if not endpoint.inflight_requests and self._guarded(endpoint, now_s):
             return True  # else others who fill it for good would hold ours for ever
-        if requests >= self.params.seqs_max:
-            return False
         forecast = self._decider.forecast
         step_s = self.params.chunk_tokens * forecast.token_s(endpoint)
-        return forecast.backlog_s(endpoint, now_s) <= step_s
+        # A few that wait for a place fill it at once when one ends; kept here, they would leave it
+        # empty until they are decided again.
+        place_s = forecast.place_s(endpoint, self.params.seqs_max)
+        return forecast.backlog_s(endpoint, now_s) + place_s <= step_s
 
     def admits(self, endpoint: Endpoint, request: Request, now_s: float) -> bool:
         """Whether there is room for this request there."""

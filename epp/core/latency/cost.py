@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Final
 
-from epp.core.kvuse import units_of
+from epp.core.kvuse import Units, units_of
 from epp.core.latency.forecast import Forecast
 from epp.core.model import Costs, Endpoint, Request, ScoreTerm
 from epp.core.structs import Frozen
@@ -32,6 +32,7 @@ class Weights(Frozen, frozen=True):
     waiting: float
     decode: float
     sharing: float
+    memory: float
     chunk_tokens: int
     max_num_seqs: int
     slow_start_s: float
@@ -50,6 +51,8 @@ def costs_of(
     hot_tokens, hot_ratio = _hot(request, endpoints, weights.sharing) if by_slot else (0, 1.0)
     # The length is an estimate: there may be more blocks than tokens.
     hot_tokens = min(hot_tokens, tokens - 1)
+    chain = request.chains[0] if len(request.chains) == 1 else ()
+    units: Units = units_of(chain, block_tokens, tokens)
     constants = forecast.constants()
     output_tokens: float = forecast.output_tokens_mean
     crowding: float = weights.decode * output_tokens
@@ -61,6 +64,7 @@ def costs_of(
     works: list[float] = []
     steps: list[float] = []
     crowds: list[float] = []
+    rooms: list[float] = []
     for endpoint in endpoints:
         token_s, pair_s, step_s, step_request_s, step_token_s = constants[endpoint.slot]
         matched: int = 0
@@ -86,17 +90,27 @@ def costs_of(
         decode_s: float = step_s + step_request_s * inflight + step_token_s * context
         chunks: int = ceil((backlog_s / token_s + uncached) / chunk_tokens)
         crowd_s: float = crowding * inflight * (step_request_s + step_token_s * tokens)
+        room_s: float = 0.0
+        kv = endpoint.kv
+        if kv.capacity_tokens and kv.tokens + units.tokens > kv.capacity_tokens:
+            # The cache turns over once in the time that an answer takes.
+            freed: float = kv.short_tokens(units) / kv.capacity_tokens
+            room_s = weights.memory * freed * decode_s * output_tokens
         if inflight >= seqs:
             crowd_s += (inflight + 1 - seqs) * decode_s * output_tokens / seqs
         decode_s *= chunks
         least_step_s = min(least_step_s, step_s)
-        cost_s: float = backlog_s + work_s + decode_s + crowd_s
+        cost_s: float = backlog_s + work_s + decode_s + crowd_s + room_s
         costs.append(max(0.0, cost_s - PROBE_S) if endpoint.on_probation else cost_s)
         backlogs.append(backlog_s)
         works.append(work_s)
         steps.append(decode_s)
         crowds.append(crowd_s)
-    return Costs(costs, _terms(backlogs, works, steps, crowds), TIE_STEPS * least_step_s)
+        rooms.append(room_s)
+    terms = _terms(backlogs, works, steps, crowds)
+    if any(rooms):
+        terms = (*terms, ScoreTerm("memory", 1.0, rooms))
+    return Costs(costs, terms, TIE_STEPS * least_step_s)
 
 
 def _terms(

@@ -9,6 +9,7 @@ For each endpoint, in seconds (u tokens to compute, m matched, rates a and b lea
              + ceil((B/a + u) / chunkTokens) * S
              + decodeWeight*inflight*(what its decoding adds to each of their answers)
              + the wait for a place, if maxNumSeqs run there
+             + memoryWeight*(the wait for memory, if the KV cache has no room for it)
 
 The least cost wins; costs that differ by less than 0.4 of a decode step are equal: of those the
 endpoint with the fewest requests in flight, then the least recently chosen, then chance. One that
@@ -22,6 +23,9 @@ the prefix elsewhere. With k requests in flight that share it, a copy pays for a
 work counts only as 1 / (1 + sharingWeight*(k - 1)). The copy is then a match for whatever follows
 at once, so a burst makes few copies, not one per endpoint. A new process, or one that comes back,
 takes requests one after the other until its first answer shows that it works (`slowStartS`).
+
+Where our requests in flight leave no room for the prompt in the KV cache, it waits for some of them
+to end: what is lacking, as a part of the cache, times what an answer takes to be decoded there.
 
 Requests in flight beyond 32 count 0.3 in `inflightWeight` (`core.latency.cost` says why).
 
@@ -71,6 +75,9 @@ class ExpectedLatency(Plugin, frozen=True):
     sharing_weight: Weight = 0.1
     """How much each other request in flight that shares the prompt's beginning adds to who pays for
     a copy of it elsewhere; 0 = the request alone."""
+    memory_weight: Weight = 3.0
+    """Of the time until so much of the KV cache there is free as the request lacks. An engine
+    serves in order, so whoever waits for memory keeps all who come after it waiting, too."""
     chunk_tokens: Annotated[int, msgspec.Meta(ge=1)] = CHUNK_TOKENS
     """Prompt tokens an engine computes per step (its `--max-num-batched-tokens`)."""
     slow_start_s: Annotated[float, msgspec.Meta(ge=0.0, le=60.0)] = 1.0
@@ -93,6 +100,7 @@ class ExpectedLatency(Plugin, frozen=True):
             self.waiting_weight,
             self.decode_weight,
             self.sharing_weight,
+            self.memory_weight,
             self.chunk_tokens,
             self.max_num_seqs,
             self.slow_start_s,

@@ -86,6 +86,15 @@ class Forecast:
         requests = endpoint.inflight_requests + endpoint.foreign_requests
         return step_of(self._of(endpoint), requests, endpoint.context_tokens)
 
+    def place_s(self, endpoint: Endpoint, seqs_max: int) -> float:
+        """Seconds until a request that goes there now is one of the `seqs_max` that run: as many
+        have to end as are too many. 0 where there is a place."""
+        requests = endpoint.inflight_requests + endpoint.foreign_requests
+        if requests < seqs_max:
+            return 0.0
+        answer_s = self.decode_step_s(endpoint) * self.output_tokens_mean
+        return (requests + 1 - seqs_max) * answer_s / seqs_max
+
     def token_s(self, endpoint: Endpoint) -> float:
         """Seconds to compute one prompt token there, without attention."""
         return self._of(endpoint).token_s
@@ -254,6 +263,7 @@ class Forecast:
     def scraped(self, endpoint: Endpoint) -> None:
         load = endpoint.load
         self._learn_totals(endpoint, load)
+        endpoint.kv.capacity_tokens = (load.kv_blocks or 0) * (load.kv_block_tokens or 0)
         if load.running is None or load.waiting is None:
             endpoint.foreign_requests = endpoint.foreign_waiting = 0
             self._foreign.pop(endpoint, None)

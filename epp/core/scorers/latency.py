@@ -53,19 +53,22 @@ class LatencyScorer(Plugin, frozen=True):
     needs_predictions: ClassVar[bool] = True
 
     ttft_weight: Weight = 0.8
-    """Weight of the time to the first token, >= 0. Both 0 = this one alone."""
+    """How much the predicted time to the first token counts beside `tpotWeight`, >= 0; only the
+    ratio of the two matters. Both 0 = this one alone."""
     tpot_weight: Weight = 0.2
-    """Weight of the time per output token, >= 0."""
+    """How much the predicted time per output token counts beside `ttftWeight`, >= 0; raise it for
+    long answers."""
     headroom_selection_strategy: Strategy = Strategy.LEAST
     """Of the endpoints that hold the promises, `least` prefers the one closest to breaking them, so
     that others stay free, and `most` the one farthest from it."""
     composite_kv_weight: Weight = msgspec.field(default=1.0, name="compositeKVWeight")
-    """Without predictions, weight of the free part of the KV cache, >= 0. All three 0 = this one
-    alone."""
+    """Without predictions: how much the free part of the KV cache counts beside the next two, >= 0;
+    only the ratios of the three matter. All three 0 = this one alone."""
     composite_queue_weight: Weight = 1.0
-    """Without predictions, weight of a short queue, >= 0."""
+    """Without predictions: how much a short queue counts, against the longest of the candidates',
+    >= 0."""
     composite_prefix_weight: Weight = 1.0
-    """Without predictions, weight of the matched part of the prompt, >= 0."""
+    """Without predictions: how much the part of the prompt that the endpoint holds counts, >= 0."""
     latency_prediction_info_producer_name: str = ""
     """Producer of the predictions; empty = the only one there is."""
     prefix_match_info_producer_name: str = ""

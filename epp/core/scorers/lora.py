@@ -25,7 +25,7 @@ class LoraAffinityScorer(Plugin, frozen=True):
     A request's adapter is its model name; the base model's name is on no list, so it goes where
     there is room.
 
-    Reads: `Load.lora`; `Request.model`.
+    Reads: `Load.lora`; `Request.engine_model`.
     Returns: 1 adapter running, 0.8 room for another, 0.6 adapter waiting, 0 full, or an engine that
         reports no adapters at all.
     Cost: 8 us; 17 us when every endpoint is full.
@@ -40,7 +40,7 @@ class LoraAffinityScorer(Plugin, frozen=True):
     ours."""
 
     def __call__(self, request: Request, endpoints: Sequence[Endpoint]) -> list[float]:
-        adapter, unknown = request.model, self.unknown
+        adapter, unknown = request.engine_model, self.unknown
         return [
             _affinity(adapter, lora, unknown)
             if (lora := e.load.lora) is not None

@@ -27,7 +27,8 @@ class PrefixCacheScorer(Plugin, frozen=True):
     reads: ClassVar[Reads] = Reads.REQUEST
 
     match_length_weight: Ratio = 0.0
-    """Weight w of the match's length, 0..1; the reference's default ignores it."""
+    """Weight w of how long the match is, beside which part of the prompt it is, 0..1: 0 looks at
+    the part alone, as the reference's default, 1 at the length alone."""
     match_length_scale_tokens: Tokens = 8192
     """Matched tokens that count as a long match, >= 1; the reference's default."""
     prefix_match_info_producer_name: str = ""

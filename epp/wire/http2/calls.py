@@ -95,6 +95,7 @@ class Call:
         "_stream",
         "_trailers",
         "answered",
+        "called",
         "content_bytes_left",
         "credit_bytes",
         "ended",
@@ -113,6 +114,8 @@ class Call:
         self._stream: Stream | None = None
         self.stream_id = stream_id
         self.opened_s = now_s
+        self.called = head.called
+        """See `Transport.called`."""
         self.outlives_half_close = head.outlives_half_close
         self.content_bytes_left = head.content_bytes
         """What `content-length` still promises; None = it was not given."""

@@ -17,7 +17,8 @@ from collections.abc import Container, Mapping
 from functools import lru_cache
 from typing import Final
 
-from epp.core.streams import StreamFactory
+from epp.core.headers import POOL
+from epp.core.streams import NOT_SAID, Called, StreamFactory
 from epp.core.structs import Frozen
 from epp.wire.http2 import replies
 from epp.wire.http2.faults import Reason
@@ -40,6 +41,7 @@ _SINGLE: Final = frozenset({b"content-type", b"content-length", b"grpc-timeout",
 """Fields that we read; a second one with another value would make their meaning a matter of
 taste."""
 
+_POOL: Final = POOL.encode()
 _NAME: Final = re.compile(rb"[\x21-\x39\x3b-\x40\x5b-\x7e]+")
 _VALUE: Final = re.compile(rb"[^\x00\r\n\t ](?:[^\x00\r\n]*[^\x00\r\n\t ])?|")
 _CONTENT_TYPE: Final = re.compile(rb"application/grpc(?:[+;].*)?", re.IGNORECASE)
@@ -61,6 +63,7 @@ class Head(Frozen, frozen=True):
     timeout_s: float | None = None
     content_bytes: int | None = None
     """`content-length`, which all DATA together must keep."""
+    called: Called = NOT_SAID
     answer: bytes = b""
     """With no factory: the header block that refuses the request; empty = reset with
     PROTOCOL_ERROR."""
@@ -141,6 +144,7 @@ class RequestReader:
             outlives_half_close=path in self._outlives_half_close,
             timeout_s=None if timeout is None else read_timeout(timeout),
             content_bytes=content_bytes,
+            called=_called(headers),
         )
 
     def _refusal(self, headers: dict[bytes, bytes]) -> Head | None:
@@ -159,6 +163,11 @@ class RequestReader:
             )
             return Head(answer=answer, detail="grpc-timeout")
         return None
+
+
+def _called(headers: dict[bytes, bytes]) -> Called:
+    authority = headers.get(b":authority", b"")
+    return Called(authority.decode("latin-1"), headers.get(_POOL, b"").decode("latin-1"))
 
 
 def read_timeout(value: bytes) -> float | None:
