@@ -4,8 +4,8 @@ The profile runs on copies of the pool's endpoints, in which a part of what the 
 replaced by the engines' true state. Where a time is part of the load, its unit is the rates: work
 in front is tokens times a rate, so true load by learned rates is still not the true time.
 
-What stays the picker's own in all steps: how long answers are, what its requests in flight hold of a
-KV cache and share of prefixes (`Endpoint.kv`), who is tried out or started slowly. What is wrong
+What stays the picker's own in all steps: how long answers are, what its requests in flight hold of
+a KV cache and share of prefixes (`Endpoint.kv`), who is tried out or started slowly. What is wrong
 with these counts as objective.
 """
 

@@ -86,8 +86,8 @@ class KvUse:
         return self._holders.get(name, 0)
 
     def shared(self) -> dict[int, int]:
-        """The units that more than one request holds, by name: how many hold each."""
-        return {name: held for name, held in self._holders.items() if held > 1}
+        """The units held, by name: how many requests hold each."""
+        return dict(self._holders)
 
     def assume(self, tokens: int, holders: Mapping[int, int]) -> None:
         """Take these for what is held, in a state that was saved: nothing will be removed."""

@@ -10,8 +10,8 @@ several has to be told, by the first of these that says something:
 5. the subset: it is a part of exactly one pool
 
 So a client, which can send any header, chooses only where the gateway says nothing. A name is
-`pool` or `namespace/pool`. One that means no pool we serve is refused and never replaced by a guess:
-an endpoint of another pool may serve another model.
+`pool` or `namespace/pool`. One that means no pool we serve is refused and never replaced by a
+guess: an endpoint of another pool may serve another model.
 """
 
 from __future__ import annotations

@@ -41,9 +41,10 @@ class Checked(Decider):
         """By the rules of the hold, told once more."""
         if endpoint.inflight_requests + endpoint.foreign_requests == 0:
             return True
-        if endpoint.inflight_requests + endpoint.foreign_requests >= SEQS:
-            return False
-        if self.forecast.backlog_s(endpoint, now_s) > CHUNK * 0.001:
+        extra = endpoint.inflight_requests + endpoint.foreign_requests + 1 - SEQS
+        answer_s = self.forecast.output_tokens_mean * DECODING.step_s
+        place_s = max(0, extra) * answer_s / SEQS
+        if self.forecast.backlog_s(endpoint, now_s) + place_s > CHUNK * 0.001:
             return False
         load = endpoint.last_load
         if not endpoint.inflight_requests or load.kv_blocks is None:
@@ -57,7 +58,7 @@ class Checked(Decider):
 class Holding(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        made = world(0)
+        made = world(0, rates=DECODING)
         self.decider = Checked(
             pool=made.pool, profile=made.profile, inflight=made.inflight, prefix=made.prefix,
             rng=made._rng, forecast=made.forecast,

@@ -3,12 +3,12 @@ import time
 import pytest
 
 from epp.app import App, _parse_limits
-from epp.scraping import _engine_chooser, _stale_after_s
 from epp.config import load_config, resolve
 from epp.core.model import Api, Endpoint, EndpointSpec, Load, Request
 from epp.core.pool import Members, Scraped
 from epp.edge.admin import debug_state
 from epp.flags import parse_flags
+from epp.scraping import _engine_chooser, _stale_after_s
 
 HEAD = "apiVersion: llm-d.ai/v1alpha1\nkind: EndpointPickerConfig\n"
 EVERY_3_S = """

@@ -138,6 +138,39 @@ def test_where_as_many_run_as_can_one_more_waits_for_a_place() -> None:
     assert crowded(6, policy, asking(10))["crowd"] == [pytest.approx(3 * 0.166 * 200 / 4)]
 
 
+def test_who_finds_no_room_in_the_kv_cache_waits_until_what_it_lacks_has_been_freed() -> None:
+    (busy,) = endpoints(1)
+    inflight = Inflight()
+    inflight.first_byte(charged(inflight, busy, 0.1, now_s=0.0, prompt_tokens=1500), 0.0)
+    forecast = forecast_of([busy])
+    forecast.output_tokens_mean = 200.0
+    step_s = 0.1 + 0.01 + 1e-4 * 1500  # 52 s an answer
+    # In flight 1500 tokens and 512 for the output, to come 1000 and 512.
+    for capacity, short in ((3524, 0), (3523, 1), (2012, 1512)):
+        busy.kv.capacity_tokens = capacity
+        found = terms_of(PLAIN(asking(1000), [busy], forecast, 0.0)).get("memory", [0.0])
+        assert found == [pytest.approx(3.0 * short / capacity * 200 * step_s)]
+    busy.kv.capacity_tokens = 0
+    unknown = PLAIN(asking(1000), [busy], forecast, 0.0)
+    assert "memory" not in terms_of(unknown)
+    busy.kv.capacity_tokens = 3000
+    found = PLAIN(asking(1000), [busy], forecast, 0.0)
+    waits_s = 3.0 * 524 / 3000 * 200 * step_s
+    assert found.seconds[0] - unknown.seconds[0] == pytest.approx(waits_s)
+    without = msgspec.structs.replace(PLAIN, memory_weight=0.0)
+    assert without(asking(1000), [busy], forecast, 0.0).seconds == unknown.seconds
+
+
+def test_a_scrape_tells_how_much_the_kv_cache_takes() -> None:
+    decider = world(1)
+    (endpoint,) = decider.pool.endpoints
+    assert endpoint.kv.capacity_tokens == 0
+    scrape(decider, endpoint, 1.0, kv_blocks=600, kv_block_tokens=16)
+    assert endpoint.kv.capacity_tokens == 9600
+    scrape(decider, endpoint, 2.0, kv_blocks=600)
+    assert endpoint.kv.capacity_tokens == 0, "blocks of unknown size"
+
+
 def test_of_a_large_batch_the_part_beyond_32_counts_less_for_what_a_prefill_delays() -> None:
     own_s = 1.0 + 1e-6 * 1000 * 500
     for others, counted in ((32, 32.0), (33, 32.3), (42, 35.0)):
@@ -244,7 +277,7 @@ def test_weights_and_chunk_are_parameters(parameters: dict[str, float], seconds:
     ("key", "value"),
     [
         ("ownWeight", -0.1), ("inflightWeight", 101), ("waitingWeight", float("nan")),
-        ("decodeWeight", -1), ("sharingWeight", 101), ("chunkTokens", 0), ("slowStartS", -1),
+        ("decodeWeight", -1), ("sharingWeight", 101), ("memoryWeight", -1), ("chunkTokens", 0), ("slowStartS", -1),
         ("slowStartS", 61), ("maxNumSeqs", 0), ("unknown", 1),
     ],
 )  # fmt: skip

@@ -9,7 +9,6 @@ import pytest
 
 from epp.core.filters.label_selector import ByLabel, LabelSelectorFilter
 from epp.core.filters.role import DecodeFilter, EncodeFilter, PrefillFilter
-from epp.core.filters.role import DecodeFilter, EncodeFilter, PrefillFilter
 from epp.core.filters.testing import HeaderBasedTestingFilter
 from epp.core.model import Endpoint, EndpointSpec, Request
 

@@ -10,6 +10,7 @@ from epp.core.decide import Decider, Decision
 from epp.core.errors import DropReason, RequestDropped
 from epp.core.flow.hold import Hold, HoldParams, Outcome, Ticket
 from epp.core.latency.expected import ExpectedLatency
+from epp.core.latency.rates import Rates
 from epp.core.model import Costs, Request
 from epp.core.pool import Answered, Members
 from tests.unit.roundrates import left_over, prompt, scrape, spec, world
@@ -17,6 +18,8 @@ from tests.unit.roundrates import left_over, prompt, scrape, spec, world
 CHUNK = 1000
 STEP_S = 1.0
 """A thousand tokens at a millisecond each."""
+DECODING = Rates(token_s=0.001, pair_s=0.0, step_s=0.1, step_request_s=0.0, step_token_s=0.0)
+"""Answers of 300 tokens take 30 s."""
 
 
 class Desk:
@@ -107,7 +110,7 @@ def test_the_first_byte_makes_room_at_once() -> None:
 
 
 def test_no_more_requests_than_the_engine_runs_at_once() -> None:
-    desk = Desk(seqs_max=2)
+    desk = Desk(decider=world(1, rates=DECODING), seqs_max=2)
     for name in ("a", "b"):
         desk.offer(name, 10)
         desk.first_byte(name, 0.0)
@@ -119,8 +122,22 @@ def test_no_more_requests_than_the_engine_runs_at_once() -> None:
     assert desk.names() == ["c"]
 
 
+def test_a_few_wait_for_a_place_in_the_engine_where_the_next_is_free_within_a_step() -> None:
+    # One of 50 answers of 30 s ends in 0.6 s; the next one after it in 1.2 s, more than a step.
+    desk = Desk(decider=world(1, rates=DECODING), seqs_max=50)
+    for number in range(50):
+        desk.offer(f"{number}", 10)
+        desk.first_byte(f"{number}", 0.0)
+    assert not held(desk.offer("a", 10))
+    desk.first_byte("a", 0.0)
+    assert held(desk.offer("b", 10))
+    desk.end("0", 1.0)
+    desk.hold.wake(1.0)
+    assert desk.names() == ["b"]
+
+
 def test_requests_of_others_count_among_those_the_engine_runs() -> None:
-    desk = Desk(seqs_max=4)
+    desk = Desk(decider=world(1, rates=DECODING), seqs_max=4)
     (endpoint,) = desk.endpoints
     for at_s in (0.0, 1.0):
         scrape(desk.decider, endpoint, at_s, running=4, waiting=0)
@@ -131,7 +148,7 @@ def test_requests_of_others_count_among_those_the_engine_runs() -> None:
 
 
 def test_others_who_fill_an_endpoint_for_good_hold_ours_no_longer_than_the_guard() -> None:
-    desk = Desk(seqs_max=4, guard_s=40.0)
+    desk = Desk(decider=world(1, rates=DECODING), seqs_max=4, guard_s=40.0)
     (endpoint,) = desk.endpoints
     for at_s in range(44):
         scrape(desk.decider, endpoint, float(at_s), running=300, waiting=0)
@@ -147,7 +164,7 @@ def test_others_who_fill_an_endpoint_for_good_hold_ours_no_longer_than_the_guard
 
 
 def test_F05_what_others_had_there_in_an_old_scrape_closes_nothing_for_ever() -> None:
-    desk = Desk(seqs_max=4)
+    desk = Desk(decider=world(1, rates=DECODING), seqs_max=4)
     (endpoint,) = desk.endpoints
     for at_s in (0.0, 1.0):
         scrape(desk.decider, endpoint, at_s, running=4, waiting=0)
@@ -589,7 +606,7 @@ def test_predicted_first_bytes_make_room_without_another_request() -> None:
 
 
 def test_an_end_nobody_sees_makes_room_without_another_request() -> None:
-    desk = Desk(1, seqs_max=1)
+    desk = Desk(decider=world(1, rates=DECODING), seqs_max=1)
     request = prompt("a", 100)
     request.max_output_tokens = 1
     decision = desk.decider.decide(request, subset=None, now_s=0.0, first_byte_seen=False)
