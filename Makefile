@@ -76,7 +76,7 @@ bench-kubernetes: $(VENV)/.installed  ## cost of following 1000 pods: a list, 50
 bench-policies: $(VENV)/.installed  ## routing policies on traces, in virtual time (ARGS=--quick; --help)
 	@$(BIN)/python -m bench.sim $(ARGS)
 
-bench-e2e: $(VENV)/.installed  ## TTFT behind a real Envoy: round robin, the reference's scorers, ours
+bench-e2e: $(VENV)/.installed  ## TTFT behind a real Envoy: round robin, reference EPP's scorers, ours
 	@$(BIN)/python -m bench.e2e $(ARGS)
 
 replay: $(VENV)/.installed  ## your own log through configurations: TRACE=log.jsonl CONFIGS='a.yaml b.yaml'
