@@ -282,6 +282,10 @@ async def test_objectives_and_rewrites_reach_requests_and_outlive_their_pool(
         counted = ('model_name="asked"', 'target_model_name="sim"', 'priority="7"')
         assert metric(page, "llm_d_epp_request_total", *counted) == 1
         assert metric(page, "llm_d_epp_model_rewrite_decisions_total", 'name="big"') == 1
+        for name in ("objects", "silence_seconds", "relists_total", "errors_total"):
+            for resource in ("pods", "inferencepools", "inferenceobjectives"):
+                assert f'epp_kubernetes_{name}{{resource="{resource}"}} ' in page
+        assert metric(page, "epp_leader") == 1
         cluster.api.store.delete("inferencepools", NAMESPACE, POOL)
         await until(lambda: not envoy.sees_epp(), what="the EPP not ready without its pool")
         cluster.api.store.put(pool(POOL, {"app": "vllm"}, (cluster.port,), namespace=NAMESPACE))
