@@ -14,12 +14,15 @@ from hypothesis.stateful import (
 from epp.core.decide import Decider, Decision
 from epp.core.errors import RequestDropped
 from epp.core.flow.hold import Hold, HoldParams, Outcome, Ticket
+from epp.core.latency.rates import Rates
 from epp.core.model import Endpoint, Pick, Request
 from epp.core.pool import Answered, Members
 from tests.unit.roundrates import left_over, prompt, scrape, spec, world
 
 CHUNK, SEQS, HELD = 1000, 4, 6
 ADDRESSES = 3
+DECODING = Rates(token_s=0.001, pair_s=0.0, step_s=0.01, step_request_s=0.0, step_token_s=0.0)
+"""Answers take 3 s, so that one more may wait for a place and a second may not."""
 
 
 class Checked(Decider):

@@ -277,8 +277,9 @@ def test_weights_and_chunk_are_parameters(parameters: dict[str, float], seconds:
     ("key", "value"),
     [
         ("ownWeight", -0.1), ("inflightWeight", 101), ("waitingWeight", float("nan")),
-        ("decodeWeight", -1), ("sharingWeight", 101), ("memoryWeight", -1), ("chunkTokens", 0), ("slowStartS", -1),
-        ("slowStartS", 61), ("maxNumSeqs", 0), ("unknown", 1),
+        ("decodeWeight", -1), ("sharingWeight", 101), ("memoryWeight", -1),
+        ("chunkTokens", 0), ("slowStartS", -1), ("slowStartS", 61), ("maxNumSeqs", 0),
+        ("unknown", 1),
     ],
 )  # fmt: skip
 def test_parameters_out_of_range_are_refused(key: str, value: float) -> None:

@@ -83,3 +83,26 @@ def test_a_charge_without_names_holds_all_its_tokens_for_itself() -> None:
         inflight.release(charge)
         inflight.release(charge)
     assert endpoint.kv.tokens == 0
+
+
+def test_short_is_what_does_not_fit_beside_what_is_in_flight_less_what_is_shared() -> None:
+    kv = KvUse()
+    kv.add(units_of([1, 2, 3], 512, 1536))
+    assert kv.tokens == 1536 + OUTPUT_TOKENS
+    own, alike = units_of([7, 8], 512, 1024), units_of([1, 2, 9], 512, 1600)
+    assert kv.short_tokens(own) == 0, "nobody knows how much there is"
+    kv.capacity_tokens = kv.tokens + 1024 + OUTPUT_TOKENS
+    assert kv.short_tokens(own) == 0
+    kv.capacity_tokens -= 1
+    assert kv.short_tokens(own) == 1
+    assert kv.short_tokens(alike) == 0, "1024 of its 1600 tokens are there"
+    kv.capacity_tokens = kv.tokens
+    assert kv.short_tokens(alike) == 1600 - 1024 + OUTPUT_TOKENS
+
+
+def test_what_is_held_is_told_by_name_with_how_many_hold_it() -> None:
+    kv = KvUse()
+    assert kv.shared() == {}
+    for units in (units_of([1, 2], 512, 1024), units_of([1, 3], 512, 1024)):
+        kv.add(units)
+    assert kv.shared() == {1: 2, 2: 1, 3: 1}

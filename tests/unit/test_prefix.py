@@ -346,6 +346,16 @@ def test_slots_that_come_and_go_do_not_widen_the_masks() -> None:
     assert max(max(shard.values(), default=0) for shard in known._shards) == 1
 
 
+def test_who_holds_a_prompt_whole_is_found_beside_those_that_hold_parts_of_it() -> None:
+    known, prompt = index(), list(range(1, 21))
+    for slot, blocks in enumerate((20, 1, 19, 20, 7)):
+        known.learn(slot, [prompt[:blocks]])
+    assert known.match([prompt]) == {0: 20, 1: 1, 2: 19, 3: 20, 4: 7}
+    assert known.match([prompt[:2]]) == {0: 2, 1: 1, 2: 2, 3: 2, 4: 2}
+    assert known.match([prompt[:1]]) == dict.fromkeys(range(5), 1)
+    assert known.match([[*prompt, 99]]) == {0: 20, 1: 1, 2: 19, 3: 20, 4: 7}
+
+
 # --- colliding names
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from math import ceil
 from typing import Final
 
-from epp.core.kvuse import Units, units_of
+from epp.core.kvuse import KvUse, Units, units_of
 from epp.core.latency.forecast import Forecast
 from epp.core.model import Costs, Endpoint, Request, ScoreTerm
 from epp.core.structs import Frozen
@@ -22,6 +22,9 @@ TIE_STEPS: Final = 0.4
 PROBE_S: Final = 1.0
 """What may be lost on the one request that finds out whether an ejected endpoint is well again."""
 NEVER_S: Final = float("inf")
+TERMS: Final = ("backlog", "work", "decode", "crowd", "memory")
+Parts = tuple[float, float, float, float, float]
+"""Of one endpoint's cost, seconds, in the order of `TERMS`."""
 
 
 class Weights(Frozen, frozen=True):
@@ -49,22 +52,18 @@ def costs_of(
     tokens: int = max(1, request.prompt_tokens)
     by_slot, block_tokens = request.match.by_slot, request.match.block_tokens
     hot_tokens, hot_ratio = _hot(request, endpoints, weights.sharing) if by_slot else (0, 1.0)
-    # The length is an estimate: there may be more blocks than tokens.
-    hot_tokens = min(hot_tokens, tokens - 1)
     chain = request.chains[0] if len(request.chains) == 1 else ()
-    units: Units = units_of(chain, block_tokens, tokens)
+    units = units_of(chain, block_tokens, tokens)
+    held_tokens: int = units.tokens
     constants = forecast.constants()
     output_tokens: float = forecast.output_tokens_mean
     crowding: float = weights.decode * output_tokens
+    memory_steps: float = weights.memory * output_tokens
     chunk_tokens: int = weights.chunk_tokens
     seqs: int = weights.max_num_seqs
     least_step_s: float = NEVER_S
     costs: list[float] = []
-    backlogs: list[float] = []
-    works: list[float] = []
-    steps: list[float] = []
-    crowds: list[float] = []
-    rooms: list[float] = []
+    parts: list[Parts] = []
     for endpoint in endpoints:
         token_s, pair_s, step_s, step_request_s, step_token_s = constants[endpoint.slot]
         matched: int = 0
@@ -90,38 +89,32 @@ def costs_of(
         decode_s: float = step_s + step_request_s * inflight + step_token_s * context
         chunks: int = ceil((backlog_s / token_s + uncached) / chunk_tokens)
         crowd_s: float = crowding * inflight * (step_request_s + step_token_s * tokens)
-        room_s: float = 0.0
-        kv = endpoint.kv
-        if kv.capacity_tokens and kv.tokens + units.tokens > kv.capacity_tokens:
-            # The cache turns over once in the time that an answer takes.
-            freed: float = kv.short_tokens(units) / kv.capacity_tokens
-            room_s = weights.memory * freed * decode_s * output_tokens
+        kv, room_s = endpoint.kv, 0.0
+        if kv.tokens + held_tokens > kv.capacity_tokens:
+            room_s = memory_steps * _lacking(kv, units) * decode_s
         if inflight >= seqs:
             crowd_s += (inflight + 1 - seqs) * decode_s * output_tokens / seqs
         decode_s *= chunks
         least_step_s = min(least_step_s, step_s)
         cost_s: float = backlog_s + work_s + decode_s + crowd_s + room_s
         costs.append(max(0.0, cost_s - PROBE_S) if endpoint.on_probation else cost_s)
-        backlogs.append(backlog_s)
-        works.append(work_s)
-        steps.append(decode_s)
-        crowds.append(crowd_s)
-        rooms.append(room_s)
-    terms = _terms(backlogs, works, steps, crowds)
-    if any(rooms):
-        terms = (*terms, ScoreTerm("memory", 1.0, rooms))
-    return Costs(costs, terms, TIE_STEPS * least_step_s)
+        parts.append((backlog_s, work_s, decode_s, crowd_s, room_s))
+    return Costs(costs, _terms(parts), TIE_STEPS * least_step_s)
 
 
-def _terms(
-    backlogs: list[float], works: list[float], steps: list[float], crowds: list[float]
-) -> tuple[ScoreTerm, ...]:
-    return (
-        ScoreTerm("backlog", 1.0, backlogs),
-        ScoreTerm("work", 1.0, works),
-        ScoreTerm("decode", 1.0, steps),
-        ScoreTerm("crowd", 1.0, crowds),
-    )
+def _terms(parts: list[Parts]) -> tuple[ScoreTerm, ...]:
+    """The columns of `parts` by name."""
+    columns = [list(column) for column in zip(*parts, strict=True)] or [[] for _ in TERMS]
+    terms = tuple([ScoreTerm(n, 1.0, c) for n, c in zip(TERMS, columns, strict=True)])
+    # Where memory is no concern, as mostly, nobody wants to read of it.
+    return terms if any(columns[-1]) else terms[:-1]
+
+
+def _lacking(kv: KvUse, units: Units) -> float:
+    """What a prompt lacks of an endpoint's KV cache, as a part of it: it turns over once in the
+    time that an answer takes, so after that part of it there is room."""
+    short: int = kv.short_tokens(units)
+    return short / kv.capacity_tokens if short else 0.0
 
 
 def _hot(request: Request, endpoints: Sequence[Endpoint], sharing: float) -> tuple[int, float]:
@@ -145,4 +138,6 @@ def _hot(request: Request, endpoints: Sequence[Endpoint], sharing: float) -> tup
             others = max(others, endpoint.kv.holders(name))
     if others < 2:
         return 0, 1.0
-    return len(units.names) * units.unit_tokens, 1.0 - 1.0 / (1.0 + sharing * (others - 1))
+    # The length is an estimate: there may be more blocks than tokens.
+    shared_tokens: int = min(len(units.names) * units.unit_tokens, request.prompt_tokens - 1)
+    return shared_tokens, 1.0 - 1.0 / (1.0 + sharing * (others - 1))
