@@ -228,8 +228,8 @@ class HeldBlocks(msgspec.Struct, frozen=True):
     left_out: Count
     """How many of the oldest are not in `runs`: there are too many for a page."""
     shared: Mapping[str, Requests]
-    """Names of those that end a unit of some 512 tokens which more than one request in flight
-    holds: how many hold it."""
+    """Names of those that end a unit of some 512 tokens which requests in flight hold: how many
+    hold it."""
 
 
 class State(msgspec.Struct, frozen=True):

@@ -41,7 +41,7 @@ BLOCKS_MAX = 1_000_000
 """Prefix blocks listed, over all endpoints: 17 MB. Beyond it, each endpoint's oldest are left out,
 in proportion."""
 SHARED_MAX = 4_096
-"""Blocks listed of one endpoint that several requests in flight share; the most shared ones."""
+"""Blocks listed of one endpoint that requests in flight hold; the most shared ones."""
 RUNS_MAX = 200_000
 """Pieces of prompts listed of one endpoint: to list them takes up to 3 ms."""
 PIECE_BLOCKS, PIECE_RUNS = 8_192, 1_024
