@@ -6,12 +6,14 @@ import argparse
 import asyncio
 import signal
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import uvloop
 
 from bench.engine.bodies import ApiError
 from bench.engine.cost import CostModel
 from bench.engine.faults import Faults, parse_faults
+from bench.engine.kvevents import KvEventsConfig, PublishingError, parse_kv_events_config
 from bench.engine.scheduler import EngineLimits
 from bench.engine.server import Server, ServerConfig
 
@@ -25,6 +27,9 @@ At run time: GET /sim/state[?log=N] shows counters, load and the last N requests
 POST /sim/fault takes the JSON of --fault and replaces all switches ({} ends every fault):
   hang, error_500, drop, unhealthy: true or false;  drop_after_tokens: N
   metrics: "refuse", "error", "html" or "nan";      metrics_delay_s: seconds
+  kv_events_pause, kv_events_copies, kv_events_arrays, kv_events_no_session: true or false
+  kv_events_drop_every, kv_events_repeat_every: N
+GET /sim/kv_blocks shows the hashes of the cached blocks, GET /kv_event_sources who publishes them.
 """
 
 
@@ -33,7 +38,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = _parser()
     args = parser.parse_args(argv)
     config = _config(parser, args)
-    uvloop.run(_serve(config, args.host, args.port))
+    try:
+        uvloop.run(_serve(config, args.host, args.port))
+    except PublishingError as error:
+        parser.error(str(error))
 
 
 async def _serve(config: ServerConfig, host: str, port: int) -> None:
@@ -94,8 +102,27 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="on SIGTERM let requests finish, answering 500 to new ones (default: end at once)",
     )
+    _add_kv_events(parser, config.kv_events)
     add("--fault", type=_faults, default=Faults(), metavar="JSON", help="see below")
     return parser
+
+
+def _add_kv_events(parser: argparse.ArgumentParser, default: KvEventsConfig) -> None:
+    parser.add_argument(
+        "--kv-events-config",
+        type=_kv_events,
+        default=default,
+        metavar="JSON",
+        help="publish KV events over ZeroMQ, in the form that vLLM's flag has; needs pyzmq",
+    )
+    parser.add_argument(
+        "--kv-events",
+        type=_port,
+        nargs="?",
+        const=0,
+        metavar="PORT",
+        help="publish on PORT of --host and replay on the next one (without PORT: on free ones)",
+    )
 
 
 def _config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> ServerConfig:
@@ -113,6 +140,11 @@ def _config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Server
             f"--max-model-len {args.max_model_len} does not fit the KV cache of "
             f"{limits.kv_tokens} tokens; raise --num-gpu-blocks-override or lower it"
         )
+    kv_events = args.kv_events_config
+    if args.kv_events is not None:
+        kv_events = _kv_events_on(args.host, args.kv_events)
+    if kv_events.active and find_spec("zmq") is None:
+        parser.error("KV events need the package pyzmq: pip install pyzmq")
     return ServerConfig(
         name=args.name,
         models=tuple(args.model),
@@ -127,6 +159,17 @@ def _config(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Server
         load_tracking=args.enable_server_load_tracking,
         prompt_tokens_details=not args.no_prompt_tokens_details,
         faults=args.fault,
+        kv_events=kv_events,
+    )
+
+
+def _kv_events_on(host: str, port: int) -> KvEventsConfig:
+    live, replay = (port, port + 1) if port else ("*", "*")
+    return KvEventsConfig(
+        enable_kv_cache_events=True,
+        endpoint=f"tcp://{host}:{live}",
+        replay_endpoint=f"tcp://{host}:{replay}",
+        bind=True,
     )
 
 
@@ -142,6 +185,20 @@ def _positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"must be a number above 0, not {text}")
     return value
+
+
+def _port(text: str) -> int:
+    value = int(text)
+    if not 0 <= value < 65535:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 65534, not {value}")
+    return value
+
+
+def _kv_events(text: str) -> KvEventsConfig:
+    try:
+        return parse_kv_events_config(text.encode())
+    except ApiError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _faults(text: str) -> Faults:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from bench.engine.tokens import pad, prompt_of_ids
+from bench.engine.tokens import count_tokens, pad, prompt_of_ids
 
 T = TypeVar("T")
 
@@ -58,6 +58,10 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = False
     include_usage: bool = False
     cache_salt: str = ""
+    session_id: str = ""
+    """From the body; empty: the client gave none there."""
+    session_id_xarg: str = ""
+    """From the body's `vllm_xargs`, which counts least."""
     base64: bool = False
     """Embeddings as base64 of little-endian floats."""
 
@@ -85,19 +89,24 @@ class _Body(msgspec.Struct, kw_only=True):
     n: int | None = None
 
 
-class _Completion(_Body, kw_only=True):
+class _Session(_Body, kw_only=True):
+    session_id: str | None = None
+    vllm_xargs: dict[str, Any] | None = None
+
+
+class _Completion(_Session, kw_only=True):
     prompt: str | list[str | int | list[int]]
     max_tokens: int | None = 16
 
 
-class _Chat(_Body, kw_only=True):
+class _Chat(_Session, kw_only=True):
     messages: list[Message]
     tools: msgspec.Raw = msgspec.Raw()
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
 
 
-class _Response(_Body, kw_only=True):
+class _Response(_Session, kw_only=True):
     input: str | list[Message]
     instructions: str | None = None
     tools: msgspec.Raw = msgspec.Raw()
@@ -237,6 +246,7 @@ def _job(
     if not prompts or not all(prompts):
         raise _refused("the prompt is empty", "prompt")
     options = body.stream_options
+    session_id, session_id_xarg = _sessions(body)
     return Job(
         api=api,
         model=body.model,
@@ -245,7 +255,57 @@ def _job(
         stream=body.stream,
         include_usage=options is not None and options.include_usage,
         cache_salt=body.cache_salt or "",
+        session_id=session_id,
+        session_id_xarg=session_id_xarg,
     )
+
+
+def _sessions(body: _Body) -> tuple[str, str]:
+    if not isinstance(body, _Session):
+        return "", ""
+    xarg = (body.vllm_xargs or {}).get("session_id")
+    return body.session_id or "", xarg if isinstance(xarg, str) else ""
+
+
+def session_of(job: Job, header: str | None) -> str:
+    """The session of a request: that of the body, else of `X-Session-ID`, else of `vllm_xargs`.
+
+    Bytes of the header beyond ASCII become one character each, as in vLLM. Empty: none given.
+    """
+    told = (header or "").encode(errors="surrogateescape").decode("latin-1")
+    return job.session_id or told or job.session_id_xarg
+
+
+def output_tokens(job: Job, *, longest: int, default: int) -> int:
+    """How many tokens each prompt gets; `default` when the client set no limit.
+
+    Args:
+        longest: most tokens of prompt and output together.
+    Raises: ApiError 400 when they exceed it.
+    """
+    prompt_tokens = max(count_tokens(prompt) for prompt in job.prompts)
+    room = longest - prompt_tokens
+    if job.max_tokens is not None and job.max_tokens > longest:
+        raise ApiError(
+            400,
+            f"max_tokens={job.max_tokens} cannot be greater than max_model_len={longest}. "
+            f"Ask for fewer output tokens. (parameter=max_tokens, value={job.max_tokens})",
+            "BadRequestError",
+            "max_tokens",
+        )
+    wanted = 0 if job.api is Api.EMBEDDINGS else job.max_tokens or 1
+    if wanted > room:
+        raise ApiError(
+            400,
+            f"This model's maximum context length is {longest} tokens, but the prompt has "
+            f"{prompt_tokens} and {wanted} output tokens were asked for. "
+            f"(parameter=input_tokens, value={prompt_tokens})",
+            "BadRequestError",
+            "input_tokens",
+        )
+    if job.api is not Api.EMBEDDINGS and job.max_tokens is None:
+        return min(default, room)
+    return wanted
 
 
 def _prompts(value: str | list[str | int | list[int]], param: str) -> tuple[bytes, ...]:

@@ -81,12 +81,16 @@ class Driver:
         stats: Stats,
         switch: FaultSwitch,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        on_step: Callable[[StepResult], None] | None = None,
     ) -> None:
+        """`on_step` is told of every completed step before clients are."""
         self.engine = engine
         self.stats = stats
         self.late_s = 0.0
         """Engine time lost because the process was too slow."""
         self._switch = switch
+        self._on_step = on_step
         self._clock = clock
         self._wake = asyncio.Event()
         self._woken_s = 0.0
@@ -150,7 +154,10 @@ class Driver:
             await self._switch.while_hanging()
             now_s = self._step_end_s
             self._step_end_s = math.inf
-            self._deliver(self.engine.complete())
+            step = self.engine.complete()
+            if self._on_step is not None:
+                self._on_step(step)
+            self._deliver(step)
             lag_s = self._clock() - now_s
             if lag_s > LAG_S_MAX:
                 self.late_s += lag_s

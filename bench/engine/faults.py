@@ -31,6 +31,20 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """`/metrics`: closes the connection, answers 500, answers 200 with HTML, or with NaN values."""
     metrics_delay_s: Annotated[float, msgspec.Meta(ge=0, le=600)] = 0.0
     """`/metrics` answers this much later."""
+    kv_events_pause: bool = False
+    """KV events are neither published nor replayed; what happens meanwhile follows afterwards."""
+    kv_events_drop_every: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Every n-th batch is not sent; a replay has it."""
+    kv_events_repeat_every: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    """Every n-th batch is sent twice."""
+    kv_events_copies: bool = False
+    """Blocks are told as if a second copy of each were stored, too, and evicted before the next
+    batch, as when vLLM computes what it has already."""
+    kv_events_arrays: bool = False
+    """Events in the dialect of vLLM up to 0.23: as arrays, without session ids, and a replay
+    without topics."""
+    kv_events_no_session: bool = False
+    """Events without session ids, as up to vLLM 0.29."""
 
 
 def parse_faults(body: bytes) -> Faults:

@@ -18,8 +18,21 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from itertools import islice
 
+import msgspec
+
 BlockName = int
 """Names equal prefixes equally: a hash chained over all blocks before it."""
+
+
+class BlockContent(msgspec.Struct, frozen=True, eq=False, kw_only=True):
+    """What the named blocks of one request hold and why they do: only KV events tell of it."""
+
+    tokens: bytes
+    """Of the prompt and the output, `tokens.TOKEN_BYTES` each."""
+    lora_id: int | None = None
+    cache_salt: str = ""
+    session_id: str = ""
+    """Empty: the client gave none."""
 
 
 class KvCache:
@@ -52,6 +65,10 @@ class KvCache:
     def __contains__(self, name: BlockName) -> bool:
         """Whether the block is here, held or not."""
         return name in self._holders or name in self._cached
+
+    def names(self) -> list[BlockName]:
+        """Every block that is here, held or not, in no order."""
+        return [*self._holders, *self._cached]
 
     def match(self, names: Sequence[BlockName], blocks_max: int) -> int:
         """How many leading blocks are here, at most `blocks_max`."""

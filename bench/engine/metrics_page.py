@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+import msgspec
 from prometheus_client.utils import floatToGoString
 
-from bench.engine.scheduler import EngineLimits
+from bench.engine.scheduler import EngineLimits, EngineLoad
 from bench.engine.stats import Histogram, Stats
 
 _go_float: Callable[[float], str] = floatToGoString
@@ -63,6 +64,22 @@ class PageContext(NamedTuple):
     started_unix_s: float
     clock_offset_s: float
     """Unix time minus monotonic time."""
+
+
+def load_header(load: EngineLoad, wanted: str | None) -> dict[str, str] | None:
+    """The load header a client may ask for, as TEXT or JSON; two metrics only, as vLLM gives."""
+    if wanted == "TEXT":
+        value = f"TEXT named_metrics.num_requests_waiting={float(load.waiting)}, "
+        value += f"named_metrics.kv_cache_usage_perc={load.kv_usage_ratio}"
+    elif wanted == "JSON":
+        named = {
+            "num_requests_waiting": float(load.waiting),
+            "kv_cache_usage_perc": load.kv_usage_ratio,
+        }
+        value = f"JSON {msgspec.json.encode({'named_metrics': named}).decode()}"
+    else:
+        return None
+    return {"endpoint-load-metrics": value}
 
 
 def render(stats: Stats, context: PageContext) -> bytes:

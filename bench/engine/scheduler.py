@@ -33,11 +33,10 @@ from collections.abc import Sequence
 import msgspec
 
 from bench.engine.cost import CostModel
-from bench.engine.kvcache import BlockName, KvCache
+from bench.engine.kvcache import BlockContent, BlockName, KvCache
 
 MERGED_STEPS_MAX = 64
-"""Most decode steps taken as one: their tokens and blocks are accounted at the end of the last, so
-this bounds how far `load` and `LiveRequest` lag behind meanwhile."""
+"""Most decode steps taken as one, and so how far `load` and `LiveRequest` lag behind meanwhile."""
 
 
 class EngineLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,9 +70,10 @@ class EngineRequest(msgspec.Struct, frozen=True, eq=False, kw_only=True):
     output_tokens: int
     """Tokens it will generate; 0: prefill only (an embedding)."""
     blocks: Sequence[BlockName] = ()
-    """Names of the full blocks of the prompt and, where known, of the output after it. Blocks
-    beyond the last name are never cached."""
+    """Names of the full blocks of prompt and, where known, output; those beyond are not cached."""
     lora: str = ""
+    content: BlockContent | None = None
+    """For those who publish `Stored`; the engine does not look at it."""
 
 
 class LiveRequest(msgspec.Struct, eq=False):
@@ -108,8 +108,8 @@ class LiveRequest(msgspec.Struct, eq=False):
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """Blocks `request.blocks[start:stop]` are cached and were not before; the parent of the first
-    is `request.blocks[start - 1]`."""
+    """`request.blocks[start:stop]` are cached and were not before; `blocks[start - 1]` is the
+    parent of the first."""
 
     request: EngineRequest
     start: int
@@ -229,6 +229,11 @@ class Engine:
         cleared = self.kv.clear()
         self._cleared |= cleared
         return cleared
+
+    @property
+    def told(self) -> bool:
+        """Whether the `StepResult`s so far told everything that happened to the cache."""
+        return not (self._step or self._cleared or self.kv.removed)
 
     def load(self) -> EngineLoad:
         """The load now."""

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 from aiohttp import web
@@ -28,13 +28,17 @@ from bench.engine.bodies import (
     Detokenize,
     Job,
     decode,
+    output_tokens,
     parse_count_tokens,
     parse_job,
     parse_tokenize,
+    session_of,
 )
 from bench.engine.cost import CostModel
 from bench.engine.driver import Driver, Reply
 from bench.engine.faults import Faults, FaultSwitch, parse_faults
+from bench.engine.kvcache import BlockContent, BlockName
+from bench.engine.kvevents import KvEventsConfig, hash_blocks
 from bench.engine.scheduler import Engine, EngineLimits, EngineRequest, QueueFullError
 from bench.engine.stats import LOG_REQUESTS_MAX, Stats
 from bench.engine.tokens import (
@@ -46,6 +50,9 @@ from bench.engine.tokens import (
     name_root,
     text_of_ids,
 )
+
+if TYPE_CHECKING:
+    from bench.engine.publisher import Publisher
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 VERSION = "0.32.0"
@@ -75,18 +82,26 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True):
     prompt_tokens_details: bool = True
     """vLLM tells cached tokens only with `--enable-prompt-tokens-details`."""
     faults: Faults = Faults()
+    kv_events: KvEventsConfig = KvEventsConfig()
 
 
 class Server:
     """One engine and its routes. `start` and `stop` on a running loop."""
 
     def __init__(self, config: ServerConfig) -> None:
+        """Raises: PublishingError or ImportError when KV events are asked for and impossible."""
         assert config.max_model_len <= config.limits.kv_tokens, "the longest request must fit"
         self.config = config
         self.name = config.name
         self.switch = FaultSwitch(config.faults)
         self.stats = Stats(config.max_model_len)
-        self.driver = Driver(Engine(config.limits, config.cost), self.stats, self.switch)
+        self.publisher = _publisher(config)
+        self.driver = Driver(
+            Engine(config.limits, config.cost),
+            self.stats,
+            self.switch,
+            on_step=None if self.publisher is None else self.publisher.on_step,
+        )
         self._filler = Filler(config.seed)
         self._ids = Random(config.seed)
         self._started_unix_s = time.time()
@@ -109,6 +124,8 @@ class Server:
         self._site = web.TCPSite(runner, host, port)
         await self._site.start()
         self._task = asyncio.create_task(self.driver.run())
+        if self.publisher is not None:
+            self.publisher.start()
         address: tuple[Any, ...] = runner.addresses[0]
         self.name = self.config.name or f"sim-{address[1]}"
         return int(address[1])
@@ -127,6 +144,8 @@ class Server:
         await self._runner.cleanup()
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
+        if self.publisher is not None:
+            self.publisher.close()
 
     def app(self) -> web.Application:
         """The routes."""
@@ -146,6 +165,8 @@ class Server:
             ("POST", "/detokenize", self._detokenize),
             ("POST", "/v1/messages/count_tokens", self._count_tokens),
             ("POST", "/reset_prefix_cache", self._reset_prefix_cache),
+            ("GET", "/kv_event_sources", self._kv_event_sources),
+            ("GET", "/sim/kv_blocks", self._kv_blocks),
             ("POST", "/sim/fault", self._fault),
             ("GET", "/sim/state", self._state),
         )
@@ -195,7 +216,8 @@ class Server:
             raise _internal_error("EngineCore encountered an issue.")
         job = parse_job(api, await request.read(), request.headers.get("Content-Type", ""))
         model = self._check_model(job.model)
-        reply, texts = self._submit(job, model)
+        session_id = session_of(job, request.headers.get("X-Session-ID"))
+        reply, texts = self._submit(job, model, session_id)
         try:
             ident = Ident(
                 key=request.headers.get("X-Request-Id") or self._make_id(),
@@ -210,26 +232,27 @@ class Server:
         finally:
             self.driver.release(reply)
 
-    def _submit(self, job: Job, model: str) -> tuple[Reply, list[bytes]]:
+    def _submit(self, job: Job, model: str, session_id: str) -> tuple[Reply, list[bytes]]:
         """Queue the job's prompts. Returns where the answer arrives, and the answers' texts."""
-        output_tokens = self._output_tokens(job)
-        lora = model if model in self.config.loras else ""
-        root = name_root(lora, job.cache_salt)
+        config = self.config
+        tokens = output_tokens(
+            job, longest=config.max_model_len, default=config.default_output_tokens
+        )
+        lora = model if model in config.loras else ""
         texts, requests = [], []
         for prompt in job.prompts:
-            text = self._filler.text(prompt, output_tokens)
+            text = self._filler.text(prompt, tokens)
             self._submitted += 1
-            blocks = name_blocks(
-                prompt + text, block_tokens=self.config.limits.block_tokens, root=root
-            )
+            blocks, content = self._blocks(prompt + text, lora, job.cache_salt, session_id)
             texts.append(text)
             requests.append(
                 EngineRequest(
                     id=f"{self.name}-{self._submitted}",
                     prompt_tokens=count_tokens(prompt),
-                    output_tokens=output_tokens,
+                    output_tokens=tokens,
                     blocks=blocks,
                     lora=lora,
+                    content=content,
                 )
             )
         finish = "stop" if job.max_tokens is None else "length"
@@ -239,32 +262,19 @@ class Server:
             message = "The engine is busy: its queue is full. Try later or another instance."
             raise ApiError(503, message, "Service Unavailable") from error
 
-    def _output_tokens(self, job: Job) -> int:
-        """How many tokens each prompt gets. Raises: ApiError 400 when they exceed the context."""
-        longest = self.config.max_model_len
-        prompt_tokens = max(count_tokens(prompt) for prompt in job.prompts)
-        room = longest - prompt_tokens
-        if job.max_tokens is not None and job.max_tokens > longest:
-            raise ApiError(
-                400,
-                f"max_tokens={job.max_tokens} cannot be greater than max_model_len={longest}. "
-                f"Ask for fewer output tokens. (parameter=max_tokens, value={job.max_tokens})",
-                "BadRequestError",
-                "max_tokens",
-            )
-        wanted = 0 if job.api is Api.EMBEDDINGS else job.max_tokens or 1
-        if wanted > room:
-            raise ApiError(
-                400,
-                f"This model's maximum context length is {longest} tokens, but the prompt has "
-                f"{prompt_tokens} and {wanted} output tokens were asked for. "
-                f"(parameter=input_tokens, value={prompt_tokens})",
-                "BadRequestError",
-                "input_tokens",
-            )
-        if job.api is not Api.EMBEDDINGS and job.max_tokens is None:
-            return min(self.config.default_output_tokens, room)
-        return wanted
+    def _blocks(
+        self, tokens: bytes, lora: str, salt: str, session_id: str
+    ) -> tuple[list[BlockName], BlockContent | None]:
+        """Names of the blocks and, when events tell of them, what they hold."""
+        size = self.config.limits.block_tokens
+        if self.publisher is None:
+            root = name_root(lora, salt)
+            return name_blocks(tokens, block_tokens=size, root=root), None
+        lora_id = self.config.loras.index(lora) + 1 if lora else None
+        content = BlockContent(
+            tokens=tokens, lora_id=lora_id, cache_salt=salt, session_id=session_id
+        )
+        return hash_blocks(tokens, block_tokens=size, lora=lora, cache_salt=salt), content
 
     async def _stream(
         self, request: web.Request, reply: Reply, texts: list[bytes], answer: Answer
@@ -302,7 +312,8 @@ class Server:
         finish = "abort" if reply.cut else reply.finish
         headers = None
         if job.api in (Api.COMPLETIONS, Api.CHAT):
-            headers = self._orca(request.headers.get("endpoint-load-metrics-format"))
+            wanted = request.headers.get("endpoint-load-metrics-format")
+            headers = metrics_page.load_header(self.stats.load, wanted)
         return _json(answer_for(job, ident).body(parts, finish, usage), headers=headers)
 
     def _usage(self, reply: Reply) -> Usage:
@@ -315,22 +326,6 @@ class Server:
                 live.request.prompt_tokens // size * size for live in reply.lives
             ),
         )
-
-    def _orca(self, wanted: str | None) -> dict[str, str] | None:
-        """The load header a client may ask for; two metrics only, as vLLM gives."""
-        load = self.stats.load
-        if wanted == "TEXT":
-            value = f"TEXT named_metrics.num_requests_waiting={float(load.waiting)}, "
-            value += f"named_metrics.kv_cache_usage_perc={load.kv_usage_ratio}"
-        elif wanted == "JSON":
-            named = {
-                "num_requests_waiting": float(load.waiting),
-                "kv_cache_usage_perc": load.kv_usage_ratio,
-            }
-            value = f"JSON {msgspec.json.encode({'named_metrics': named}).decode()}"
-        else:
-            return None
-        return {"endpoint-load-metrics": value}
 
     def _check_model(self, model: str | None) -> str:
         """The name to answer with. Raises: ApiError 404."""
@@ -432,8 +427,25 @@ class Server:
         self.driver.engine.clear_cache()
         return web.Response()
 
+    async def _kv_event_sources(self, _: web.Request) -> web.Response:
+        sources = {} if self.publisher is None else self.publisher.sources()
+        return _json(msgspec.json.encode(sources))
+
+    async def _kv_blocks(self, _: web.Request) -> web.Response:
+        """What a follower of the events must know when it has all before `next_sequence`; only
+        while `settled`, because a step is told when it is over."""
+        engine = self.driver.engine
+        state = {
+            "settled": engine.told,
+            "next_sequence": 0 if self.publisher is None else self.publisher.next_sequence,
+            "blocks": engine.kv.names(),
+        }
+        return _json(msgspec.json.encode(state))
+
     async def _fault(self, request: web.Request) -> web.Response:
         self.switch.set(parse_faults(await request.read()))
+        if self.publisher is not None:
+            self.publisher.set_faults(self.switch.now)
         return _json(msgspec.json.encode(self.switch.now))
 
     async def _state(self, request: web.Request) -> web.Response:
@@ -449,9 +461,21 @@ class Server:
             "in_flight": self.driver.in_flight,
             "late_s": self.driver.late_s,
             "faults": self.switch.now,
+            "kv_events": self.publisher and self.publisher.counts,
             "log": list(self.stats.log)[-lines:] if lines else [],
         }
         return _json(msgspec.json.encode(state))
+
+
+def _publisher(config: ServerConfig) -> Publisher | None:
+    if not config.kv_events.active:
+        return None
+    # Only here, because the package it needs is needed by nothing else.
+    from bench.engine.publisher import Publisher
+
+    return Publisher(
+        config.kv_events, block_tokens=config.limits.block_tokens, faults=config.faults
+    )
 
 
 def _json(body: bytes, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:

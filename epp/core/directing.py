@@ -16,7 +16,7 @@ from epp.core.encoding import decode_body
 from epp.core.errors import DropReason, RequestDropped
 from epp.core.headers import MODEL_REWRITE, OBJECTIVE
 from epp.core.model import Request
-from epp.core.parse import ParseLimits, parse_request
+from epp.core.parse import ParseLimits, first_of, parse_request
 from epp.core.renaming import renamed
 from epp.core.serving import Serving
 from epp.core.structs import Frozen
@@ -56,7 +56,7 @@ def direct(
     Raises: RequestDropped for a body that no engine could read, and one whose model would have to
         be changed and cannot.
     """
-    asked = _first(headers, MODEL_REWRITE)[:_MODEL_CHARS_MAX]
+    asked = first_of(headers, MODEL_REWRITE)[:_MODEL_CHARS_MAX]
     renames = bool(asked or serving.rewrites)
     try:
         request = parse_request(headers, body, limits=limits, model_optional=renames)
@@ -64,7 +64,7 @@ def direct(
         if not partial:
             raise
         request = parse_request(headers, None, limits=limits)
-    if serving.objectives and (objective := _first(headers, OBJECTIVE)):
+    if serving.objectives and (objective := first_of(headers, OBJECTIVE)):
         request.priority = serving.objectives.get(objective, 0)
     if not renames or body is None:
         return Directed(request)
@@ -96,10 +96,3 @@ def _rename(
         )
     request.target_model = target
     return Directed(request, Edit(changed, decoded=decoded is not body))
-
-
-def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
-    for name in names:
-        if value := headers.get(name):
-            return value
-    return ""

@@ -133,9 +133,9 @@ def parse_request(
         api=route.api,
         headers=headers,
         body_bytes=len(body) if body is not None else 0,
-        fairness_id=_first(headers, FAIRNESS_ID) or DEFAULT_FAIRNESS_ID,
-        slo_ttft_s=_seconds(_first(headers, SLO_TTFT_MS)),
-        slo_tpot_s=_seconds(_first(headers, SLO_TPOT_MS)),
+        fairness_id=first_of(headers, FAIRNESS_ID) or DEFAULT_FAIRNESS_ID,
+        slo_ttft_s=_seconds(first_of(headers, SLO_TTFT_MS)),
+        slo_tpot_s=_seconds(first_of(headers, SLO_TPOT_MS)),
     )
     if body is None or route.api is Api.OTHER or route.api not in limits.apis:
         return request
@@ -157,7 +157,7 @@ def route_of(headers: Mapping[str, str]) -> Route:
     trailing slash trimmed)."""
     if headers.get(":method", "POST") not in ("POST", "PUT") or not _is_json(headers):
         return ELSEWHERE
-    path = _first(headers, _PATH_HEADERS).partition("?")[0].partition("#")[0].removesuffix("/")
+    path = first_of(headers, _PATH_HEADERS).partition("?")[0].partition("#")[0].removesuffix("/")
     return _route_at(path) if len(path) <= _CACHED_PATH_CHARS_MAX else _find_route(path)
 
 
@@ -183,7 +183,7 @@ def _is_json(headers: Mapping[str, str]) -> bool:
     )
 
 
-def _first(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
+def first_of(headers: Mapping[str, str], names: tuple[str, ...]) -> str:
     """The first of these headers that is there and not empty; `""` when none is."""
     for name in names:
         if value := headers.get(name):
