@@ -69,9 +69,11 @@ class Cluster:
         changed: Callable[[], None],
         rng: Random,
     ) -> None:
+        pod_name = environ.get("POD_NAME", "")
+        # First what is wrong with the flags themselves, wherever they may be meant for.
+        _choice(options, "default", pod_name)
         access = find_access(options.kubeconfig, environ)
         namespace = options.pool_namespace or environ.get("NAMESPACE") or access.namespace
-        pod_name = environ.get("POD_NAME", "")
         choice = _choice(options, namespace, pod_name)
         self._client = ApiClient(access, user_agent=f"{PACKAGE}/{version(PACKAGE)}")
         self._sites = sites

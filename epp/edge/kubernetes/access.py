@@ -346,7 +346,11 @@ def _read(path: Path, remedy: str) -> bytes:
         with path.open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        raise ConfigError(f"cannot be read ({error.strerror}): {remedy}", path=str(path)) from None
+        raise ConfigError(
+            f"the file cannot be read ({error.strerror}): {remedy}", path=str(path)
+        ) from None
     if len(data) > FILE_BYTES_MAX:
-        raise ConfigError(f"is larger than {FILE_BYTES_MAX} bytes: {remedy}", path=str(path))
+        raise ConfigError(
+            f"the file is larger than {FILE_BYTES_MAX} bytes: {remedy}", path=str(path)
+        )
     return data

@@ -1,0 +1,75 @@
+"""What engines say of their KV caches: blocks stored, blocks removed, everything cleared.
+
+Values only; `wire.kvevents` reads them from an engine's messages, `core.kvindex` folds them. Only
+events of the one cache group that holds whole prefixes (full attention) get here, so a block is
+named by its hash and medium alone. An engine's hash is opaque: equal hashes of one endpoint mean
+equal blocks, and nothing else is concluded from it.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from epp.core.structs import Frozen
+
+Hash = int | bytes
+"""An engine's name for a block: 64 bits, signed or not, or the bytes of a digest."""
+TOKEN_BYTES = 4
+"""Per token in `Stored.tokens`."""
+
+
+class Medium(StrEnum):
+    """Where a block lies, fastest first."""
+
+    GPU = "gpu"
+    """The cache that requests run from; also that of an engine that runs on a CPU."""
+    CPU = "cpu"
+    DISK = "disk"
+    """Any medium that is neither of the two: disk, object store, a peer."""
+
+
+class Stored(Frozen, frozen=True):
+    """Consecutive blocks of one prompt are held from now on."""
+
+    hashes: tuple[Hash, ...]
+    """Prompt order, at least one."""
+    parent: Hash | None
+    """The block before the first one; `None` when the first one begins the prompt."""
+    tokens: bytes
+    """Token ids of all blocks, 32 bits each, little-endian:
+    `len(hashes) * block_tokens * TOKEN_BYTES` bytes."""
+    block_tokens: int
+    """Tokens per block, >= 1."""
+    lora: str | None = None
+    """Adapter; the number in decimal where the engine gives only that."""
+    medium: Medium = Medium.GPU
+    extra_keys: tuple[object, ...] | None = None
+    """What else sets each block apart (salt, images, adapter), one hashable entry per block, `None`
+    for a block with nothing; `None` when no block has any."""
+    session_id: str | None = None
+    """`X-Session-ID` of the request that caused this; `None` when it had none."""
+
+
+class Removed(Frozen, frozen=True):
+    """One copy of each of these blocks is gone from a medium."""
+
+    hashes: tuple[Hash, ...]
+    """At least one; a hash may come more than once."""
+    medium: Medium = Medium.GPU
+
+
+class Cleared(Frozen, frozen=True):
+    """No block is held any more, on any medium."""
+
+
+Event = Stored | Removed | Cleared
+
+
+class Batch(Frozen, frozen=True):
+    """What one engine step changed, in order."""
+
+    at_s: float
+    """The engine's clock, seconds since 1970."""
+    events: tuple[Event, ...]
+    rank: int = 0
+    """Data-parallel rank; 0 when the engine has none."""

@@ -1,0 +1,18 @@
+"""Which endpoint holds which blocks of KV cache, exactly: what the engines say, folded.
+
+`index` has the whole picture.
+"""
+
+from epp.core.kvindex.index import MEDIUMS, WEIGHTS, Joined, KvIndex
+from epp.core.kvindex.keys import key_of, keys_of, pack_tokens, root_of
+
+__all__ = [
+    "MEDIUMS",
+    "WEIGHTS",
+    "Joined",
+    "KvIndex",
+    "key_of",
+    "keys_of",
+    "pack_tokens",
+    "root_of",
+]
