@@ -38,7 +38,7 @@ from bench.engine.cost import CostModel
 from bench.engine.driver import Driver, Reply
 from bench.engine.faults import Faults, FaultSwitch, parse_faults
 from bench.engine.kvcache import BlockContent, BlockName
-from bench.engine.kvevents import KvEventsConfig, hash_blocks
+from bench.engine.kvevents import BlockHasher, KvEventsConfig
 from bench.engine.scheduler import Engine, EngineLimits, EngineRequest, QueueFullError
 from bench.engine.stats import LOG_REQUESTS_MAX, Stats
 from bench.engine.tokens import (
@@ -101,6 +101,9 @@ class Server:
             self.stats,
             self.switch,
             on_step=None if self.publisher is None else self.publisher.on_step,
+        )
+        self._hasher = BlockHasher(
+            block_tokens=config.limits.block_tokens, blocks_max=2 * config.limits.kv_blocks
         )
         self._filler = Filler(config.seed)
         self._ids = Random(config.seed)
@@ -266,15 +269,14 @@ class Server:
         self, tokens: bytes, lora: str, salt: str, session_id: str
     ) -> tuple[list[BlockName], BlockContent | None]:
         """Names of the blocks and, when events tell of them, what they hold."""
-        size = self.config.limits.block_tokens
         if self.publisher is None:
-            root = name_root(lora, salt)
+            size, root = self.config.limits.block_tokens, name_root(lora, salt)
             return name_blocks(tokens, block_tokens=size, root=root), None
         lora_id = self.config.loras.index(lora) + 1 if lora else None
         content = BlockContent(
             tokens=tokens, lora_id=lora_id, cache_salt=salt, session_id=session_id
         )
-        return hash_blocks(tokens, block_tokens=size, lora=lora, cache_salt=salt), content
+        return self._hasher.names(tokens, lora=lora, cache_salt=salt), content
 
     async def _stream(
         self, request: web.Request, reply: Reply, texts: list[bytes], answer: Answer
