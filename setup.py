@@ -19,6 +19,16 @@ COMPILED = (
     "epp/core/endpoint.py",
     "epp/core/exchange.py",
     "epp/core/inflight.py",
+    "epp/core/kvindex/aside.py",
+    "epp/core/kvindex/blocks.py",
+    "epp/core/kvindex/expected.py",
+    "epp/core/kvindex/folding.py",
+    "epp/core/kvindex/holding.py",
+    "epp/core/kvindex/index.py",
+    "epp/core/kvindex/keys.py",
+    "epp/core/kvindex/matching.py",
+    "epp/core/kvindex/ranks.py",
+    "epp/core/kvindex/table.py",
     "epp/core/kvuse.py",
     "epp/core/latency/backlog.py",
     "epp/core/latency/cost.py",
@@ -55,7 +65,7 @@ COMPILED = (
     "epp/wire/stream.py",
 )
 
-NEEDED = ("mypy>=2.4,<3", "brotli", "msgspec", "xxhash", "zstandard")
+NEEDED = ("mypy>=2.4,<3", "brotli", "librt>=0.17,<1", "msgspec", "xxhash", "zstandard")
 """mypyc, and the packages whose types it looks at."""
 
 

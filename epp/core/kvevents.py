@@ -8,6 +8,7 @@ equal blocks, and nothing else is concluded from it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import StrEnum
 
 from epp.core.structs import Frozen
@@ -16,6 +17,8 @@ Hash = int | bytes
 """An engine's name for a block: 64 bits, signed or not, or the bytes of a digest."""
 TOKEN_BYTES = 4
 """Per token in `Stored.tokens`."""
+PART_BLOCKS = 256
+"""Blocks handed on at once: about a millisecond of work for the index."""
 
 
 class Medium(StrEnum):
@@ -73,3 +76,48 @@ class Batch(Frozen, frozen=True):
     events: tuple[Event, ...]
     rank: int = 0
     """Data-parallel rank; 0 when the engine has none."""
+
+
+def parts(batch: Batch, blocks_max: int = PART_BLOCKS) -> list[Batch]:
+    """The batch in pieces of at most `blocks_max` blocks that say the same, one after the other."""
+    if sum(map(_blocks, batch.events)) <= blocks_max:
+        return [batch]
+    pieces: list[Batch] = []
+    events: list[Event] = []
+    blocks = 0
+    for event in batch.events:
+        for piece in _pieces(event, blocks_max):
+            if events and blocks + _blocks(piece) > blocks_max:
+                pieces.append(Batch(batch.at_s, tuple(events), batch.rank))
+                events, blocks = [], 0
+            events.append(piece)
+            blocks += _blocks(piece)
+    pieces.append(Batch(batch.at_s, tuple(events), batch.rank))
+    return pieces
+
+
+def _blocks(event: Event) -> int:
+    return 1 if isinstance(event, Cleared) else len(event.hashes)
+
+
+def _pieces(event: Event, blocks_max: int) -> Iterator[Event]:
+    if isinstance(event, Cleared) or len(event.hashes) <= blocks_max:
+        yield event
+        return
+    for start in range(0, len(event.hashes), blocks_max):
+        end = start + blocks_max
+        hashes = event.hashes[start:end]
+        if isinstance(event, Removed):
+            yield Removed(hashes, event.medium)
+            continue
+        width = event.block_tokens * TOKEN_BYTES
+        yield Stored(
+            hashes,
+            event.hashes[start - 1] if start else event.parent,
+            event.tokens[start * width : end * width],
+            event.block_tokens,
+            event.lora,
+            event.medium,
+            None if event.extra_keys is None else event.extra_keys[start:end],
+            event.session_id,
+        )

@@ -30,14 +30,12 @@ from typing import Any
 
 import msgspec
 
-from epp.core.kvevents import TOKEN_BYTES, Batch, Cleared, Event, Hash, Medium, Removed, Stored
+from epp.core.kvevents import Batch, Cleared, Event, Hash, Medium, Removed, Stored
 
 END_SEQUENCE = 2**64 - 1
 """Numbers the message that ends a replay; its payload is empty."""
 SEQUENCE_BYTES = 8
 FRAMES_MIN, FRAMES_MAX = 2, 4
-PART_BLOCKS = 256
-"""Blocks handed on at once: about a millisecond of work for the index."""
 NAMES_MAX = 32
 """Unknown names counted apart; more are counted under `OTHER_NAME`."""
 NAME_CHARS_MAX = 64
@@ -415,7 +413,8 @@ def _known(raw: object, counts: Counts) -> Iterator[object]:
         _count(counts.unknown_tags, tag)
     else:
         try:
-            yield msgspec.convert(fields, _TYPES[tag])
+            # Without this a text would be taken for bytes in base64.
+            yield msgspec.convert(fields, _TYPES[tag], builtin_types=(bytes,))
         except READ_ERRORS:
             counts.malformed_events += 1
             if tag != "BlockStored":
@@ -449,51 +448,3 @@ def _unknown_fields(raw: object) -> Iterator[str]:
 def _count(counter: Counter[str], name: str) -> None:
     name = name[:NAME_CHARS_MAX]
     counter[name if name in counter or len(counter) < NAMES_MAX else OTHER_NAME] += 1
-
-
-# -- large batches ---------------------------------------------------------------------------
-
-
-def parts(batch: Batch, blocks_max: int = PART_BLOCKS) -> list[Batch]:
-    """The batch in pieces of at most `blocks_max` blocks that say the same, one after the other."""
-    if sum(map(_blocks, batch.events)) <= blocks_max:
-        return [batch]
-    pieces: list[Batch] = []
-    events: list[Event] = []
-    blocks = 0
-    for event in batch.events:
-        for piece in _pieces(event, blocks_max):
-            if events and blocks + _blocks(piece) > blocks_max:
-                pieces.append(Batch(batch.at_s, tuple(events), batch.rank))
-                events, blocks = [], 0
-            events.append(piece)
-            blocks += _blocks(piece)
-    pieces.append(Batch(batch.at_s, tuple(events), batch.rank))
-    return pieces
-
-
-def _blocks(event: Event) -> int:
-    return 1 if isinstance(event, Cleared) else len(event.hashes)
-
-
-def _pieces(event: Event, blocks_max: int) -> Iterator[Event]:
-    if isinstance(event, Cleared) or len(event.hashes) <= blocks_max:
-        yield event
-        return
-    for start in range(0, len(event.hashes), blocks_max):
-        end = start + blocks_max
-        hashes = event.hashes[start:end]
-        if isinstance(event, Removed):
-            yield Removed(hashes, event.medium)
-            continue
-        width = event.block_tokens * TOKEN_BYTES
-        yield Stored(
-            hashes,
-            event.hashes[start - 1] if start else event.parent,
-            event.tokens[start * width : end * width],
-            event.block_tokens,
-            event.lora,
-            event.medium,
-            None if event.extra_keys is None else event.extra_keys[start:end],
-            event.session_id,
-        )

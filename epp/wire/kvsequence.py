@@ -15,8 +15,10 @@ publisher's state, but after `unsure` there may be more, until `sure`.
                                                 restarted, unsure, and all that it has
     number not above the one before             the publisher restarted: restarted, as at first
     connection made again                       replay from the last batch delivered: if that is
-                                                another one now, the publisher restarted
-    no replay to be had                         restarted where a gap was, unsure
+                                                another one now, the publisher restarted; without
+                                                a replay: restarted, unsure
+    no replay to be had                         restarted where a gap or another process may have
+                                                been, unsure
 
 A replay may itself have gaps, as publishers drop answers when they queue up: it is asked for again
 as long as it makes progress.
@@ -92,8 +94,10 @@ class Sequence:
 
     __slots__ = (
         "_again",
+        "_checked",
         "_hole",
         "_last",
+        "_last_try",
         "_newest",
         "_out",
         "_progress",
@@ -139,9 +143,18 @@ class Sequence:
         return True
 
     def connected(self) -> None:
-        """The subscription was made, or made again."""
-        if self.can_replay and self.filling is None and not self.held:
+        """The subscription was made, or made again: what is held may be of a process that is
+        gone."""
+        self._tally.held_dropped += len(self.held)
+        self.held.clear()
+        if self.can_replay:
+            whole = self._whole and self.filling is not None
             self._fill(Fill.HISTORY if self.expected is None else Fill.CHECK)
+            self._whole = whole  # the history that was interrupted goes on
+        elif self.expected is not None:
+            self._forget()
+            self._out.restarted()
+            self._out.unsure()
 
     def resync(self) -> None:
         """What was delivered was thrown away: begin as at first."""
@@ -153,6 +166,10 @@ class Sequence:
     def replayable(self) -> None:
         """A replay may be asked for again, after one that failed."""
         self.can_replay = True
+
+    def unread(self) -> None:
+        """The batch delivered last could not be read."""
+        self._whole = False
 
     # -- live ------------------------------------------------------------------------------
 
@@ -195,12 +212,14 @@ class Sequence:
 
     def _forget(self) -> None:
         self.expected = None
+        self._whole = False
         self._newest = -1
         self._last = b""
 
     def _lose(self, batches: int) -> None:
         self._tally.lost += batches
         self.expected = None
+        self._whole = False
         self._out.restarted()
         self._out.unsure()
 
@@ -209,6 +228,10 @@ class Sequence:
     def _fill(self, kind: Fill) -> None:
         self.filling = kind
         self._whole = False
+        self._checked = False
+        """It is the process we knew that answers."""
+        self._last_try = False
+        """The replay was asked once more for what it did not have."""
         self._ask()
 
     def _ask(self) -> None:
@@ -235,16 +258,19 @@ class Sequence:
             if not self._whole:
                 self._out.unsure()
         elif number == self.expected - 1 and not self._progress:
-            if payload != self._last:
+            self._checked = payload == self._last
+            if not self._checked:
                 self._restart()
+                self.filling = Fill.HISTORY
                 self._hole = self._again = True
             return
         elif number < self.expected:
             return
-        elif number > self.expected:
+        elif number > self.expected or (self.filling is Fill.CHECK and not self._checked):
             self._hole = True
             return
         self._progress = True
+        self._last_try = False
         self._tally.replayed += 1
         self._deliver(number, payload)
 
@@ -267,11 +293,15 @@ class Sequence:
     def _ended_early(self) -> bool:
         """Whether to ask once more, after seeing to it that this leads on."""
         behind = self.held[0][0] if self.held else None
+        missing = behind is not None and behind > (self.expected or 0)
+        if self._progress:
+            return self._hole or missing
+        if missing and not self._hole and not self._last_try:
+            self._last_try = True  # it may have come after we had asked
+            return True
         if self.expected is None:
             self._nothing_there(behind)
             return False
-        if self._progress:
-            return self._hole or (behind is not None and behind > self.expected)
         if self._hole:
             assert self._seen is not None, "a hole is found by an answer"
             self._lose(self._seen - self.expected)
@@ -281,7 +311,7 @@ class Sequence:
             self._restart()  # by a publisher that has not come that far
             self.filling = Fill.HISTORY
             return True
-        if behind is not None and behind > self.expected:
+        if behind is not None and missing:
             self._lose(behind - self.expected)
             self.expected = behind
         return False
@@ -303,11 +333,13 @@ class Sequence:
         self._tally.replays_failed += 1
         self.can_replay = False
         behind = self.held[0][0] if self.held else None
+        missing = 0 if behind is None else behind - (self.expected or 0)
+        unknown = self.filling is Fill.CHECK and not self._checked
         if self.expected is None:
             self._out.unsure()
             self.expected = behind
-        elif behind is not None and behind > self.expected:
-            self._lose(behind - self.expected)
+        elif missing > 0 or unknown:
+            self._lose(max(missing, 0))
             self.expected = behind
         elif self._whole:
             self._out.unsure()  # the rest of the history is missing

@@ -12,6 +12,10 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
+from typing import Any
+
+from librt.vecs import append, vec
+from mypy_extensions import i32, i64
 
 from epp.core.kvindex.table import NameTable
 
@@ -39,40 +43,49 @@ class Blocks:
 
     def __init__(self) -> None:
         self.table = NameTable(_SHARD_BITS)
-        self.masks: list[int] = [_FREE]
-        """Row -> bits of the holdings that hold it; 0: remembered; -1: a free row."""
-        self.parents: array[int] = array("Q", (0,))
+        self.masks: list[Any] = [_FREE]
+        """Row -> bits of the holdings that hold it; 0: remembered; -1: a free row. Not
+        typed as ints, which a compiled build would make anew for each row."""
+        self.parents: vec[i64] = vec[i64]([0])
         """Row -> key of the block before it; 0 for a prompt's first block."""
-        self.depths: array[int] = array("I", (0,))
+        self.depths: vec[i32] = vec[i32]([0])
         """Row -> blocks from the start of the prompt up to and with this one."""
         self.live = 0
         """Rows that somebody holds."""
         self._idle: deque[int] = deque()
         """Rows in the order they lost their last holder; some were taken up again since."""
-        self._before = self._bit = self._after = 0
+        self._before = self._bit = 0
+        self._after: Any = 0
 
     def mask(self, key: int) -> int:
         """Bits of the holdings that hold a block; 0 for one that is not known."""
-        return self.masks[row] if (row := self.table.find(key)) else 0
+        row = self.table.find(key)
+        if not row:
+            return 0
+        mask: int = self.masks[row]
+        return mask
 
-    def add(self, key: int, parent: int, depth: int) -> int:
-        """The new row of a key that has none, held by nobody yet.
+    def claim(self, key: int, parent: int, depth: int) -> int:
+        """The row of a key; a new one is held by nobody yet.
 
         Args:
             parent: key of the block before it; 0 for a prompt's first block.
         """
-        row = self.table.add(key)
+        row = self.table.claim(key)
+        if row > 0:
+            return row
+        row = -row
         if row == len(self.masks):
             self.masks.append(0)
-            self.parents.append(parent)
-            self.depths.append(depth)
+            self.parents = append(self.parents, parent)
+            self.depths = append(self.depths, depth)
         else:
             self.masks[row] = 0
             self.parents[row] = parent
             self.depths[row] = depth
         return row
 
-    def joined(self, mask: int, bit: int) -> int:
+    def joined(self, mask: int, bit: int) -> Any:
         """A mask with one more bit; for neighbours, which have mostly equal masks, one object."""
         if mask != self._before or bit != self._bit:
             self._before, self._bit, self._after = mask, bit, mask | bit
@@ -80,7 +93,7 @@ class Blocks:
 
     def clear(self, row: int, bit: int) -> None:
         """Note that a holding holds this block no more."""
-        mask = self.masks[row]
+        mask: int = self.masks[row]
         if mask != bit:
             if mask != self._before or bit != self._bit:
                 self._before, self._bit, self._after = mask, bit, mask & ~bit

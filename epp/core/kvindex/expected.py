@@ -58,9 +58,9 @@ class Expectations:
         if state is None:
             state = self._slots[slot] = _Slot()
         packed = array("Q", chain).tobytes()
+        youngest = next(reversed(state.runs.values()))[0] if state.runs else until_s
         known = self._take(state, chain, packed)
         added = self._mark(1 << slot, chain, known)
-        youngest = next(reversed(state.runs.values()))[0] if state.runs else until_s
         if known + added:
             state.ticks += 1
             state.runs[state.ticks] = (

@@ -18,10 +18,12 @@ Invariants, with "held" for what the engine stored and has not removed:
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from struct import iter_unpack
+from typing import Any
 
+from librt.vecs import append, pop, vec
+from mypy_extensions import i32
 from xxhash import xxh64_intdigest
 
 from epp.core.kvevents import TOKEN_BYTES, Hash
@@ -54,6 +56,7 @@ class Holding:
         "bit",
         "block_tokens",
         "blocks",
+        "box",
         "copies",
         "gaps",
         "hand",
@@ -73,6 +76,8 @@ class Holding:
     ) -> None:
         """Start empty; `medium` is a position in `MEDIUMS`."""
         self.bit = bit
+        self.box: Any = bit
+        """The same as an object, of which there is one for all rows (see `Blocks.masks`)."""
         self.blocks = blocks
         self.gaps = gaps
         """Key -> how many holdings' absent rows have it; shared by all holdings."""
@@ -80,11 +85,11 @@ class Holding:
         self.rank = rank
         self.medium = medium
         self.table = NameTable(_SHARD_BITS)
-        self.rows: array[int] = array("I", (0,))
+        self.rows: vec[i32] = vec[i32]([0])
         """Row -> row in `blocks`; 0 for an absent and for a free row."""
-        self.ups: array[int] = array("I", (0,))
+        self.ups: vec[i32] = vec[i32]([0])
         """Row -> row of the block before it; 0 for none."""
-        self.kids: array[int] = array("I", (0,))
+        self.kids: vec[i32] = vec[i32]([0])
         self.absent: dict[int, int] = {}
         """Row -> key."""
         self.copies: dict[int, int] = {}
@@ -98,13 +103,19 @@ class Holding:
         self.loose = False
         self.hand = 0
 
+    def holds(self, name: int) -> bool:
+        """Whether a block is held here."""
+        row = self.table.find(name)
+        return row > 0 and self.rows[row] > 0
+
     def known(self, name: int) -> tuple[int, int, int] | None:
         """Row, key and depth of a block that this holding can tell the key of."""
         row = self.table.find(name)
         if not row:
             return None
         blocks = self.blocks
-        if block := self.rows[row]:
+        block: int = self.rows[row]
+        if block:
             return row, blocks.table.names[block], blocks.depths[block]
         key = self.absent[row]
         block = blocks.table.find(key)
@@ -131,8 +142,8 @@ class Holding:
         Returns: key of the last block.
         """
         parent = key if depth else 0
-        number = 0
-        for (piece,) in iter_unpack(f"{block_tokens * TOKEN_BYTES}s", tokens):
+        pieces = iter_unpack(f"{block_tokens * TOKEN_BYTES}s", tokens)
+        for number, (piece,) in enumerate(pieces):
             engine_hash = hashes[number]
             name = (
                 engine_hash & _NAME_MASK if isinstance(engine_hash, int) else name_of(engine_hash)
@@ -144,25 +155,25 @@ class Holding:
                     seed = seed_of(key, extra)
             key = xxh64_intdigest(piece, seed) >> 4
             depth += 1
-            number += 1
             up = self.put(name, key, parent, depth, up)
             parent = key
         return key
 
     def put(self, name: int, key: int, parent: int, depth: int, up: int) -> int:
         """Hold a block under an engine's name. Returns: its row."""
-        row = self.table.find(name)
-        if row:
-            block = self.rows[row]
+        row = self.table.claim(name)
+        if row < 0:
+            row = -row
+            self._widen(row)
+        else:
+            block: int = self.rows[row]
             if block and self.blocks.table.names[block] == key:
                 self.copies[row] = self.copies.get(row, 0) + 1
                 return row
             if row == up:  # a block that comes before itself
                 up = 0
                 self.loose = True
-            row = self._make_room(row)
-        if not row:
-            row = self._new_row(name)
+            row = self._make_room(row, name)
         self._hold(row, key, parent, depth)
         self.ups[row] = up
         if up:
@@ -181,7 +192,8 @@ class Holding:
 
     def let_go(self, row: int) -> None:
         """A held row is gone, copies and all."""
-        blocks, block = self.blocks, self.rows[row]
+        blocks = self.blocks
+        block: int = self.rows[row]
         if self.copies:
             self.copies.pop(row, None)
         key = blocks.table.names[block]
@@ -191,9 +203,10 @@ class Holding:
             blocks.clear(block, self.bit)
         self.rows[row] = 0
         self.held -= 1
-        if up := self.ups[row]:
+        up: int = self.ups[row]
+        if up:
             self.ups[row] = 0
-            left = self.kids[up] - 1
+            left: int = self.kids[up] - 1
             self.kids[up] = left
             if not left and not self.rows[up]:
                 self._close_gap(up)
@@ -208,7 +221,8 @@ class Holding:
 
         Returns: the row, which is to be given to `unmark_childless` when the child is in.
         """
-        row = self._new_row(name)
+        row = -self.table.claim(name)
+        self._widen(row)
         self._open_gap(row, key)
         return row
 
@@ -240,16 +254,16 @@ class Holding:
 
         Returns: rows looked at, >= 1 while there is something left.
         """
-        freed, blocks, rows, bit = 0, self.blocks, self.rows, self.bit
+        freed, blocks, bit = 0, self.blocks, self.bit
         while self.absent and freed < blocks_max:
-            row, key = self.absent.popitem()
+            _, key = self.absent.popitem()
             self._uncount_gap(key)
             freed += 1
         while self.held and freed < blocks_max:
             freed += 1
-            block = rows.pop()
+            self.rows, block = pop(self.rows)
             if block:
-                mask = blocks.masks[block]
+                mask: int = blocks.masks[block]
                 if mask > 0 and mask & bit:  # not if it was cleared as an alias
                     blocks.clear(block, bit)
                 self.held -= 1
@@ -258,10 +272,10 @@ class Holding:
     def _hold(self, row: int, key: int, parent: int, depth: int) -> None:
         blocks, bit = self.blocks, self.bit
         masks = blocks.masks
-        block = blocks.table.find(key) or blocks.add(key, parent, depth)
-        mask = masks[block]
+        block = blocks.claim(key, parent, depth)
+        mask: int = masks[block]
         if not mask:
-            masks[block] = bit
+            masks[block] = self.box
             blocks.live += 1
         elif mask & bit:
             self.aliases[block] = self.aliases.get(block, 0) + 1
@@ -270,22 +284,21 @@ class Holding:
         self.rows[row] = block
         self.held += 1
 
-    def _new_row(self, name: int) -> int:
-        row = self.table.add(name)
+    def _widen(self, row: int) -> None:
+        """Make room in the columns for a row just claimed."""
         if row == len(self.rows):
-            self.rows.append(0)
-            self.ups.append(0)
-            self.kids.append(0)
-        return row
+            self.rows = append(self.rows, 0)
+            self.ups = append(self.ups, 0)
+            self.kids = append(self.kids, 0)
 
-    def _make_room(self, row: int) -> int:
-        """For another block under the name of an existing row: what is left of the row, or 0."""
+    def _make_room(self, row: int, name: int) -> int:
+        """For another block under the name of an existing row: the row, or a new one."""
         if self.rows[row]:
-            name = self.table.names[row]
             self.let_go(row)
-            row = self.table.find(name)
-        if row:
-            self._close_gap(row)
+            row = self.table.claim(name)
+            if row < 0:
+                return -row
+        self._close_gap(row)
         return row
 
     def _open_gap(self, row: int, key: int) -> None:
