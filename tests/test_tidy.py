@@ -104,6 +104,8 @@ def declared(path: str) -> Collection[str]:
     wanted = list(meta["dependencies"])
     if not path.startswith("epp/"):
         wanted += meta["optional-dependencies"]["dev"]
+    else:
+        wanted += meta["optional-dependencies"]["kv-events"]  # imported only when asked for
     return {_normal(re.split(r"[<>=!~;\[ ]", each)[0]) for each in wanted}
 
 
