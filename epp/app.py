@@ -396,6 +396,8 @@ class App:
             self.telemetry.loop_lag_s.observe(max(0.0, loop.time() - due_s))
             for serving in self.pools.all:
                 serving.decider.inflight.advance(time.monotonic())
+            if self._cluster is not None:
+                self._check_ready()  # who else leads is seen without a change of ours
 
 
 async def _keep_running(job: Job) -> None:

@@ -35,7 +35,7 @@ PACKAGE = "envoy-endpoint-picker"
 NOTICE_S = 2.0
 """Gateways and probes look every one or two seconds who serves."""
 LEASE_POOL_CHARS_MAX = 150
-"""Of the part of a Lease's name that names pools; a longer one is cut and marked by a hash."""
+"""Of the part of a Lease's name that names several pools; a hash follows."""
 
 
 def wants_cluster(options: ServeOptions) -> bool:
@@ -77,7 +77,7 @@ class Cluster:
         choice = _choice(options, namespace, pod_name)
         self._client = ApiClient(access, user_agent=f"{PACKAGE}/{version(PACKAGE)}")
         self._sites = sites
-        self._handing_over = False
+        self._handing_over = self._served = False
         self._pools = KubernetesPools(self._client, sites, choice=choice, rng=rng)
         self._elector: LeaderElector | None = None
         if options.ha_enable_leader_election:
@@ -93,14 +93,25 @@ class Cluster:
         """Says who may read our metrics; `None` = everybody may."""
 
     @property
+    def serves(self) -> bool:
+        """It is ours to serve: as the leader, or as who led last while nobody can know better. So
+        an API server that is gone stops no routing; a look that shows another leader does."""
+        elector = self._elector
+        if elector is None or elector.is_leader or self._handing_over:
+            self._served = True
+        elif elector.holder != elector.identity:
+            self._served = False
+        return self._served
+
+    @property
     def leads(self) -> bool:
         """It is ours to serve: elected, or without election."""
         return self._elector is None or self._elector.is_leader
 
     @property
     def ready(self) -> bool:
-        """There is a pool to serve, and it is ours to, or nobody else's yet."""
-        return self._sites.ready and (self.leads or self._handing_over)
+        """There is a pool to serve, and it is ours to."""
+        return self._sites.ready and self.serves
 
     async def run(self) -> None:
         """Follow everything until cancelled."""
@@ -128,7 +139,7 @@ class Cluster:
         except TimeoutError:
             pass
         finally:
-            self._handing_over = False
+            self._handing_over = self._served = False
 
     def readings(self) -> Mapping[str, list[Reading]]:
         """Gauges and counters of what is followed."""
@@ -161,10 +172,11 @@ def _lease_pool(choice: PoolChoice) -> str:
     """What stands for the pools in the Lease's name: the name of the one, as in the reference."""
     if isinstance(choice, PodsBySelector):
         return choice.key.name
-    if choice.names is None:
-        return "all-pools"
-    joined = "-".join(choice.names)
-    if len(joined) <= LEASE_POOL_CHARS_MAX:
-        return joined
-    digest = hashlib.sha256(joined.encode()).hexdigest()[:10]
-    return f"{joined[:LEASE_POOL_CHARS_MAX]}-{digest}"
+    if choice.names is not None and len(choice.names) == 1:
+        return choice.names[0]
+    # No other deployment may take part in this one's election: neither one of a pool that is called
+    # so, nor is it another election when names are given in another order.
+    names = sorted(choice.names or [ALL_POOLS])
+    digest = hashlib.sha256(",".join(names).encode()).hexdigest()[:10]
+    shown = "all" if choice.names is None else "-".join(names)
+    return f"{shown[:LEASE_POOL_CHARS_MAX]}-{digest}"

@@ -17,6 +17,7 @@ from epp.config import Plan
 from epp.core.cluster import PoolKey
 from epp.core.decide import Decider, PrefixKeeper
 from epp.core.endpoint import EndpointSpec
+from epp.core.errors import DropReason, RequestDropped
 from epp.core.flow.hold import Hold, params_of
 from epp.core.inflight import Inflight
 from epp.core.latency.expected import ExpectedLatency
@@ -28,6 +29,8 @@ from epp.edge.telemetry import Telemetry
 from epp.scraping import Scraping
 
 Job = Callable[[], Coroutine[None, None, None]]
+
+POOL_GONE = RequestDropped(DropReason.NO_ENDPOINTS, "its pool was deleted")
 
 log = logging.getLogger(__name__)
 
@@ -168,6 +171,8 @@ class ClusterSites:
         if site is not None:
             self._pools.drop(site.serving.name)
             site.apply(Members(()))
+            if site.serving.hold is not None:
+                site.serving.hold.close(POOL_GONE, time.monotonic())
             self._ended(site)
             self._changed()
 

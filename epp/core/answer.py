@@ -48,7 +48,13 @@ class Answer:
         return self._restorer is not None and self._restorer.changes_length
 
     def feed(self, body: bytes, end: bool) -> bytes:
-        """The next piece, cut anywhere; returns what the client is sent for it."""
+        """The next piece, cut anywhere; returns what the client is sent for it.
+
+        Args:
+            end: nothing comes after it, or nothing could be added to what does. In pieces that the
+                gateway waits for one by one (STREAMED) what is kept of a name that is cut off by
+                the answer's end is lost if trailers follow: they can carry no body.
+        """
         if body:
             self.usage.feed(body)
         restorer = self._restorer

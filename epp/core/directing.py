@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from epp.core.encoding import decode_body
 from epp.core.errors import DropReason, RequestDropped
 from epp.core.headers import MODEL_REWRITE, OBJECTIVE
-from epp.core.model import Request
+from epp.core.model import Api, Request
 from epp.core.parse import ParseLimits, first_of, parse_request
 from epp.core.renaming import renamed
 from epp.core.serving import Serving
@@ -66,7 +66,7 @@ def direct(
         request = parse_request(headers, None, limits=limits)
     if serving.objectives and (objective := first_of(headers, OBJECTIVE)):
         request.priority = serving.objectives.get(objective, 0)
-    if not renames or body is None:
+    if not renames or body is None or request.api is Api.CONVERSATIONS:  # it names no model
         return Directed(request)
     chosen = serving.rewrites.choose(request.model, serving.rng)
     if chosen is not None:

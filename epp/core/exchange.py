@@ -408,7 +408,8 @@ class Exchange:
             if self.first_byte_s is None:
                 self._note_first_byte(now_s)
             self.last_byte_s = now_s
-        told = body if self._answer is None else self._answer.feed(body, event.end_of_stream)
+        whole = event.end_of_stream or self._response_mode in BUFFERED
+        told = body if self._answer is None else self._answer.feed(body, whole)
         if event.end_of_stream:
             self._finish(Cause.NATURAL, now_s)
         return sent_on(self._response_mode, body, told, event.end_of_stream, self._params)

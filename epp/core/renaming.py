@@ -30,7 +30,10 @@ from epp.core.shapes import Head
 
 _NEAR_BYTES: Final = 512
 """A name is first looked for this near to the body's beginning, then from its end."""
-_CANDIDATES_MAX: Final = 8
+_TRIED_MAX: Final = 8
+"""Each try may parse the whole body."""
+_PLACES_MAX: Final = 10_000
+"""Looked at, of a body with very many."""
 _WALKED_BYTES_MAX: Final = 4 << 20
 _WALKED_VALUES_MAX: Final = 100_000
 """Bounds of a body that Python's parser is needed for: those of what it is asked to repair."""
@@ -79,17 +82,37 @@ def renamed(body: bytes, model: str) -> bytes | None:
 
 
 def _candidates(body: bytes) -> Iterator[int]:
-    """Where `"model"` stands, likely places first, some of them at most."""
+    """Where `"model"` stands, likely places first, some of them at most.
+
+    Of many, as schemas of tools have them, those with the outermost one's value.
+    """
     near = body.find(MODEL, 0, _NEAR_BYTES)
     if near >= 0:
         yield near
+    value = _value_of(body) if body.count(MODEL) > _TRIED_MAX else None
     at = len(body)
-    for _ in range(_CANDIDATES_MAX):
+    tried = 0
+    for _ in range(_PLACES_MAX):
         at = body.rfind(MODEL, 0, at)
-        if at < 0:
+        if at < 0 or tried >= _TRIED_MAX:
             return
-        if at != near:
-            yield at
+        if at == near:
+            continue
+        if value is not None:
+            match = _named(body, at)
+            if match is None or match[1] != value:
+                continue
+        tried += 1
+        yield at
+
+
+def _value_of(body: bytes) -> bytes | None:
+    """The outermost model as it is written; `None` when msgspec reads none."""
+    try:
+        model = _read_head(body).model
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return None if model is EMPTY else bytes(model)
 
 
 def _only_model(body: bytes, at: int) -> tuple[int, int] | None:

@@ -31,6 +31,7 @@ from epp.core.streams import NOT_SAID, Called
 NO_OBJECTIVES: Mapping[str, int] = MappingProxyType({})
 NO_REWRITES = Rewrites(())
 _SHOWN_CHARS_MAX = 128
+_FORMER_MAX = 100
 
 
 class Serving:
@@ -56,6 +57,11 @@ class Serving:
         self.rewrites = NO_REWRITES
         self.services: frozenset[str] = frozenset()
         """Names of the Services by which gateways reach the picker for this pool alone."""
+
+    @property
+    def namespace(self) -> str:
+        """Empty where there is no such object."""
+        return self.name.rpartition("/")[0]
 
     @property
     def pool_name(self) -> str:
@@ -86,6 +92,8 @@ class Pools:
         self._several = several
         self._sole: Serving | None = None
         self._by_name: dict[str, Serving] = {}
+        self._former: dict[str, None] = {}
+        """`namespace/service` of pools that are gone, the latest last."""
         if only is not None:
             self.put(only)
 
@@ -110,7 +118,11 @@ class Pools:
 
     def drop(self, name: str) -> None:
         """Serve it no longer."""
-        self._by_name.pop(name, None)
+        gone = self._by_name.pop(name, None)
+        if gone is not None:
+            self._former |= dict.fromkeys(f"{gone.namespace}/{each}" for each in gone.services)
+        while len(self._former) > _FORMER_MAX:
+            del self._former[next(iter(self._former))]
         self._choose_sole()
 
     def _choose_sole(self) -> None:
@@ -153,27 +165,30 @@ class Pools:
     def _by_authority(self, authority: str) -> Serving | None:
         if not authority:
             return None
-        # Istio's is a cluster's name: outbound|9002||service.namespace.svc.cluster.local
-        host = authority.rpartition("|")[2].partition(":")[0]
+        # Istio's is a cluster's name: outbound|9002||service.namespace.svc.cluster.local, or with
+        # `_` and `._.` as a name for TLS.
+        host = authority.lower().rpartition("|")[2].rpartition("._.")[2].partition(":")[0]
         service, _, rest = host.partition(".")
         namespace = rest.partition(".")[0]
         reached = [
             serving
             for serving in self._by_name.values()
-            if service in serving.services
-            and namespace in ("", serving.name.rpartition("/")[0], "svc")
+            if service in serving.services and namespace in ("", serving.namespace)
         ]
+        if not reached and any(
+            former.endswith(f"/{service}") and namespace in ("", former.partition("/")[0])
+            for former in self._former
+        ):
+            raise _dropped(f"the pool of Service {service[:_SHOWN_CHARS_MAX]!r} is gone")
         return reached[0] if len(reached) == 1 else None
 
     def _by_subset(self, subset: tuple[str, ...] | None) -> Serving:
-        if len(self._by_name) == 1 and subset is None:
-            return next(iter(self._by_name.values()))
         holding = [] if subset is None else list(_holding(subset, self._by_name.values()))
         if len(holding) == 1:
             return holding[0]
         raise _dropped(
-            f"{len(self._by_name)} pools are served here and the gateway does not say which one "
-            f"this request is for: set gRPC metadata or the request header {POOL}"
+            "several pools may be served here and the gateway does not say which one this request "
+            f"is for: set gRPC metadata or the request header {POOL}"
         )
 
 

@@ -328,8 +328,11 @@ class Telemetry:
 
     def left(self, endpoint: Endpoint) -> None:
         log.info("endpoint left", extra={"fields": {"endpoint": endpoint.address}})
-        for attempts in self._attempts_to.pop(endpoint, {}).values():
-            self._attempts.drop(attempts.labels)
+        gone = self._attempts_to.pop(endpoint, {})
+        # A pod may be in several pools: they count in one series.
+        if not any(_same_labels(other, endpoint) for other in self._attempts_to):
+            for attempts in gone.values():
+                self._attempts.drop(attempts.labels)
 
     def restarted(self, endpoint: Endpoint) -> None:
         log.info("endpoint restarted", extra={"fields": {"endpoint": endpoint.address}})
@@ -384,6 +387,11 @@ def _count_usage(
     first_s, last_s = exchange.first_byte_s, exchange.last_byte_s
     if exchange.response_streaming and tokens > 1 and first_s is not None and last_s is not None:
         series.tpot_s.observe((last_s - first_s) / (tokens - 1))
+
+
+def _same_labels(one: Endpoint, other: Endpoint) -> bool:
+    of_one = (one.name, one.namespace, one.spec.port)
+    return of_one == (other.name, other.namespace, other.spec.port)
 
 
 def _request_fields(exchange: Exchange) -> dict[str, object]:

@@ -327,3 +327,36 @@ async def test_N10_one_picker_serves_several_pools_and_mixes_none(cluster: Clust
         assert (await ask(envoys[1]))[0] == 503
         assert await ask(envoys[0]) == (200, mine)
         assert epp.stop() == 0
+
+
+@pytest.mark.timeout(200)
+async def test_an_api_server_that_is_gone_stops_no_routing_and_no_election_does(
+    cluster: Cluster,
+) -> None:
+    cluster.run_pod()
+    epps = [replica(cluster, n, "--ha-enable-leader-election") for n in (1, 2)]
+    with ExitStack() as cleanup:
+        for epp in epps:
+            cleanup.callback(epp.kill)
+            await asyncio.to_thread(epp.start)
+        envoy = envoy_for(cluster, *epps)
+        cleanup.callback(envoy.kill)
+        await asyncio.to_thread(envoy.start)
+        load = Load(envoy.port)
+        load.start()
+        try:
+            await load.more()
+            await asyncio.to_thread(cluster.api.outage)
+            leads = [epp for epp in epps if epp.serves()]
+            await until(lambda: not leads[0].serves(), what="nobody leads", seconds=60.0)
+            await load.more(400)
+            await asyncio.to_thread(cluster.api.recover)
+            await until(
+                lambda: any(epp.serves() for epp in epps), what="a leader again", seconds=60.0
+            )
+            await load.more(400)
+        finally:
+            await load.stop()
+        assert set(load.statuses) == {200}, f"{dict(load.statuses)}"
+        for epp in epps:
+            assert await asyncio.to_thread(epp.stop) == 0

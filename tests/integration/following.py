@@ -15,7 +15,7 @@ from epp.edge.kubernetes.pools import KubernetesPools
 from epp.edge.kubernetes.reflector import Pace
 from tests.kubernetes.fake_api import FakeApi
 
-QUICK = Pace(backoff_s=(0.01, 0.1), short_s=0.0, absent_s=0.05)
+QUICK = Pace(backoff_s=(0.01, 0.1), short_s=0.0, absent_s=0.05, gone_s=0.0)
 
 
 @asynccontextmanager

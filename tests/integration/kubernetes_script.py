@@ -19,7 +19,12 @@ from epp.edge.kubernetes.reflector import Changes, Pace, Reflector
 
 UNTIL_S = 30.0
 QUICK = Pace(
-    watch_s=(300.0, 300.0), backoff_s=(0.01, 0.05), absent_s=0.05, short_s=0.0, idle_s=60.0
+    gone_s=0.0,
+    watch_s=(300.0, 300.0),
+    backoff_s=(0.01, 0.05),
+    absent_s=0.05,
+    short_s=0.0,
+    idle_s=60.0,
 )
 """Waits that a test can afford, and patience that a slow machine needs."""
 

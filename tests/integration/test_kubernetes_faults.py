@@ -466,6 +466,24 @@ async def test_a_kind_that_is_removed_takes_its_objects_along() -> None:
         assert heard.story == ["+a", "-a"]
 
 
+async def test_a_kind_that_nobody_serves_for_a_moment_keeps_its_objects() -> None:
+    """As of an API server that starts: it does not know everything at once."""
+    heard = Heard()
+    api = ScriptedApi(
+        lists=[listed(objective("a"))],
+        watches=[reply(status(404), 404)],
+        others=[serving("inferenceobjectives"), *[ABSENT] * 6, serving("inferenceobjectives")],
+    )
+    patient = msgspec.structs.replace(QUICK, gone_s=60.0)
+    async with (
+        served(api),
+        reflecting(api.url, INFERENCE_OBJECTIVES, on_change=heard, pace=patient) as each,
+    ):
+        await until(lambda: each.counts.relists >= 1)
+        assert not each.absent
+        assert heard.story == ["+a"]
+
+
 async def test_that_a_kind_is_gone_is_believed_only_when_its_objects_are_gone_too() -> None:
     heard = Heard()
     api = ScriptedApi(

@@ -60,6 +60,7 @@ PACE = Pace(
     short_s=0.0,
     backoff_s=(0.005, 0.05),
     absent_s=0.05,
+    gone_s=0.0,
 )
 NS = "default"
 BORN = ("2026-01-01T00:00:00Z", "2026-01-01T00:00:01Z", "2026-01-02T00:00:00Z")

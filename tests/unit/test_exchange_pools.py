@@ -210,6 +210,23 @@ def test_A17_no_answer_keeps_a_length_that_it_may_not_have(mode) -> None:
     assert reply == HeadersReply(False)
 
 
+def test_of_a_buffered_answer_that_is_cut_off_nothing_is_lost_to_its_trailers() -> None:
+    exchange, _ = asked(Pool(rule("m")), chat(model="m"), modes=(DUPLEX, BodyMode.BUFFERED))
+    exchange.receive(response_headers(content_type="application/json"), 1.0)
+    cut = b'{"id":1,"mod'
+    (reply,) = exchange.receive(response_body(cut), 1.0)
+    assert reply.body in (None, cut)
+    assert exchange.receive(ResponseTrailers(), 1.0) == (TrailersReply(False),)
+
+
+def test_a_rule_for_all_gives_no_model_to_an_api_that_names_none() -> None:
+    data = b'{"items":[{"type":"message","role":"user","content":"x"}]}'
+    exchange = Pool(rule()).exchange()
+    headers = request_headers()
+    exchange.receive(type(headers)({**headers.headers, ":path": "/v1/conversations"}, False), 1.0)
+    assert sent(exchange.receive(body(data), 1.0)) == data
+
+
 def test_a_compressed_answer_goes_on_as_it_came() -> None:
     exchange, _ = asked(Pool(rule("m")), chat(model="m"))
     exchange.receive(

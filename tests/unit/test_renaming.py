@@ -151,3 +151,12 @@ def test_any_name_can_be_written(name: str) -> None:
     changed = renamed('{"model":"ü","prompt":"ü"}'.encode(), name)
     assert changed is not None
     assert json.loads(changed) == {"model": name, "prompt": "ü"}
+
+
+def test_a_large_body_whose_tools_have_a_model_of_their_own_is_renamed_too() -> None:
+    tool = {"type": "function", "parameters": {"properties": {"model": {"type": "string"}}}}
+    code = "f(a, b, [c], {d});\n" * 60_000
+    fields = {"messages": [{"role": "user", "content": code}], "model": "m", "tools": [tool] * 12}
+    body = json.dumps(fields).encode()
+    assert len(body) > 1_000_000
+    assert renamed(body, "other") == body.replace(b'"model": "m"', b'"model": "other"')

@@ -109,3 +109,19 @@ def test_E11_a_pool_that_is_gone_is_refused_until_it_is_back() -> None:
             pools.put(back)
             assert pools.of(NO_HEADERS, named="a") is back
             pools.drop("ns/a")
+
+
+def test_a_service_whose_pool_is_gone_is_refused_whatever_the_client_says() -> None:
+    pools, first, _ = two_pools()
+    pools.drop("ns/b")
+    for host in ("b-epp.ns.svc:9002", "outbound|9002||b-epp.ns.svc", "outbound_.9002_._.B-EPP.ns"):
+        with pytest.raises(RequestDropped, match="is gone"):
+            pools.of({POOL: "a"}, called=Called(host))
+    assert pools.of({POOL: "a"}, called=Called("b-epp.elsewhere.svc")) is first
+
+
+def test_the_last_pool_left_of_several_is_no_answer_to_a_gateway_that_says_nothing() -> None:
+    pools, *_ = two_pools()
+    pools.drop("ns/b")
+    with pytest.raises(RequestDropped, match="does not say which"):
+        pools.of(NO_HEADERS)

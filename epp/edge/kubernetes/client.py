@@ -305,7 +305,7 @@ async def _error(response: aiohttp.ClientResponse) -> ApiError:
             body = b""
     try:
         status = _STATUS.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         status = Status()
     if status.kind != "Status":
         text = " ".join(body[:DETAIL_CHARS_MAX].decode(errors="replace").split())

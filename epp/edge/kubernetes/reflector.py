@@ -84,6 +84,9 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     """Until the next list; the watch that then runs is not interrupted."""
     absent_s: float = 60.0
     """Between two looks for a kind that is not installed."""
+    gone_s: float = 30.0
+    """So long nobody must serve a kind that was there before it is believed to be gone: an API
+    server that starts does not know everything at once."""
     forbidden_log_s: float = 600.0
     """Between two lines in the log about what we may not do."""
 
@@ -165,6 +168,8 @@ class Reflector(Generic[T]):
         self._selectors = {key: value for key, value in selectors.items() if value}
         self._version = ""
         """To watch from; empty: list first."""
+        self._missing_at_s: float | None = None
+        """Since when nobody serves the kind; `None`: somebody does, or it was never there."""
         self._watched = False
         self._relist_at_s = 0.0
         self._alive_at_s: float | None = None
@@ -216,8 +221,9 @@ class Reflector(Generic[T]):
         if served is None and self._version:
             served = self._served  # where the watch has only just worked; the list tells
         if served is None:
-            self._become_absent()
+            self._miss()
             return
+        self._missing_at_s = None
         self._doing, self._asked = "list", served
         found, version = await self._pages(served)
         if self.absent:
@@ -243,11 +249,24 @@ class Reflector(Generic[T]):
                 raise
             try:
                 served = _RESOURCES.decode(body).resources
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise ApiError(0, "Undecodable", f"{resource.group_path}: {error}") from error
             if any(each.name == resource.plural for each in served):
                 return resource
         return None
+
+    def _miss(self) -> None:
+        """Nobody serves the kind now.
+
+        Raises: ApiError, to look again soon, while it may only be away.
+        """
+        if self.synced and not self.absent:
+            now_s = self._clock()
+            if self._missing_at_s is None:
+                self._missing_at_s = now_s
+            if now_s - self._missing_at_s < self._pace.gone_s:
+                raise ApiError(404, "Missing", f"{self.resource.group_path} is not served")
+        self._become_absent()
 
     def _become_absent(self) -> None:
         """Objects do not outlive their kind. Where there were some, two paths have said that it is
@@ -287,7 +306,7 @@ class Reflector(Generic[T]):
             self._alive()
             try:
                 page = _PAGE.decode(body)
-            except msgspec.DecodeError as error:
+            except (msgspec.DecodeError, RecursionError) as error:
                 raise ApiError(0, "Undecodable", f"the list: {error}") from error
             items = page.items or []
             for begin in range(0, len(items), SLICE_OBJECTS):
@@ -346,7 +365,7 @@ class Reflector(Generic[T]):
         """
         try:
             event = _EVENT.decode(line)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise _refusal(line) or ApiError(0, "Undecodable", f"an event: {error}") from error
         known = event.type in EVENT_TYPES
         self.counts.events[event.type if known else OTHER] += 1
@@ -438,7 +457,7 @@ def _refusal(raw: bytes | msgspec.Raw) -> ApiError | None:
     """What a `Status` says; `None` if it is none."""
     try:
         status = _STATUS.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None
     return ApiError.of(status) if status.kind == "Status" or status.code else None
 

@@ -125,7 +125,7 @@ class Replica(Generic[T]):
             if decoded.metadata.name:
                 return decoded
             problem = "it has no name"
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             problem = str(error)
         self.malformed += 1
         about = identity(raw)
@@ -142,5 +142,5 @@ def identity(raw: msgspec.Raw) -> Object | None:
     """An object's metadata alone; `None` if it has none. A bookmark's has just a version."""
     try:
         return _ANY.decode(raw)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return None

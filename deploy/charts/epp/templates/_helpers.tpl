@@ -116,15 +116,17 @@ labels:
 {{- end -}}
 
 {{/* What election writes: epp-<namespace>-<pool>.llm-d.ai, as the reference's. Several pools are
-     joined; without a pool object the pool is called as the Deployment. */}}
+     joined in order and marked by a hash; without a pool object the pool is called as the
+     Deployment. */}}
 {{- define "epp.lease" -}}
-{{- $pools := include "epp.poolNames" . | replace "," "-" -}}
+{{- $names := include "epp.poolNames" . | splitList "," | sortAlpha -}}
+{{- $pools := first $names -}}
 {{- if not (include "epp.hasPool" .) -}}
 {{- $pools = include "epp.name" . -}}
 {{- else if .Values.router.inferencePool.allInNamespace -}}
-{{- $pools = "all-pools" -}}
-{{- else if gt (len $pools) 150 -}}
-{{- $pools = printf "%s-%s" (trunc 150 $pools) (sha256sum $pools | trunc 10) -}}
+{{- $pools = printf "all-%s" (sha256sum "*" | trunc 10) -}}
+{{- else if gt (len $names) 1 -}}
+{{- $pools = printf "%s-%s" (join "-" $names | trunc 150) (join "," $names | sha256sum | trunc 10) -}}
 {{- end -}}
 {{- printf "epp-%s-%s.llm-d.ai" .Release.Namespace $pools -}}
 {{- end -}}
