@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator
 from heapq import nlargest
 from importlib.metadata import version
@@ -20,6 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -104,6 +106,7 @@ class AdminServer:
         self._own = metrics
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
+        logging.getLogger("aiohttp.server").addFilter(_is_ours)
         app = web.Application(middlewares=[self._guard])
         app.router.add_get("/metrics", self._metrics)
         app.router.add_get("/debug/state", self._debug_state)
@@ -191,6 +194,13 @@ class AdminServer:
 
     async def _index(self, _request: web.Request) -> web.Response:
         return web.Response(text=INDEX.format(version=version(PACKAGE)))
+
+
+def _is_ours(record: logging.LogRecord) -> bool:
+    """Whether a line of the HTTP server's log is about us. What strangers send malformed is not: it
+    would be logged with the line it stood in, be it a token, and as often as they like."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not isinstance(error, HttpProcessingError)
 
 
 def debug_state(decider: Decider, clock: Clock, hold: Hold | None = None) -> StatePage:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import ssl
 from collections.abc import AsyncIterator
@@ -236,3 +237,16 @@ async def test_tls_and_a_judge_act_together() -> None:
         assert (await ask(f"{url}/metrics", trusts=source.pair)).status == 401
         good = await ask(f"{url}/metrics", trusts=source.pair, token="Bearer good")
         assert good.status == 200
+
+
+async def test_D06_what_a_stranger_sends_malformed_is_not_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with serving() as url:
+        reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(b"GET /metrics HTTP/1.1\r\nAuthorization: Bearer SECRET\x00\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.0 400")
+    assert "SECRET" not in caplog.text
+    assert caplog.records == []
