@@ -228,7 +228,8 @@ class EndpointPickerConfig(Section, frozen=True):
     """Always `EndpointPickerConfig`."""
     feature_gates: tuple[str, ...] = ()
     """`name`, `name=true` or `name=false`. Known: `flowControl` (default off; on is not built here
-    yet) and `haPopulateNonLeaderDatastore` (default on; either way of no effect here)."""
+    yet) and `haPopulateNonLeaderDatastore` (default on; replicas that stand by follow
+    the cluster either way)."""
     plugins: Annotated[tuple[PluginSpec, ...], Meta(max_length=1000)] = ()
     """At most 1000: the plugins that the other sections refer to."""
     scheduling_profiles: tuple[SchedulingProfile, ...] = ()
