@@ -20,6 +20,7 @@ from pathlib import Path
 from random import Random
 from types import MappingProxyType
 
+import msgspec
 import uvloop
 
 from epp.build import compiled
@@ -239,7 +240,15 @@ class App:
         if serving is None:
             names = ", ".join(each.name for each in self.pools.all) or "none yet"
             raise KeyError(f"no such pool; served are: {names}")
-        return debug_state(serving.decider, time.monotonic, serving.hold)
+        page = debug_state(serving.decider, time.monotonic, serving.hold)
+        state = msgspec.structs.replace(
+            page.state,
+            pool=serving.name,
+            pools=tuple(each.name for each in self.pools.all),
+            objectives=dict(serving.objectives),
+            rewrites=serving.rewrites.names,
+        )
+        return page._replace(state=state)
 
     def _make_tls(self) -> CertificateSource | None:
         options = self._options

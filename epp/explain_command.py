@@ -11,11 +11,11 @@ import http.client
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 import msgspec
 
@@ -34,6 +34,13 @@ from epp.core.state import State
 STATE_PATH = "/debug/state?blocks=true"
 SAVE = f"curl -s 'http://HOST:9090{STATE_PATH}' > STATE.json"
 FETCH_S = 30.0
+REMEDIES: Mapping[int, str] = {
+    401: "name a file with a Kubernetes token: --token-file",
+    403: "its account needs `get` on the non-resource URL /debug/state",
+    404: "name a pool that it serves with --pool",
+    503: "the picker's log says why it cannot check tokens",
+}
+"""By status of the answer."""
 """Longest silence of a picker that is asked for its state."""
 STATE_BYTES_MAX = 256 << 20
 SHOWN_CHARS = 40
@@ -75,6 +82,12 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="'NAME: VALUE'",
         help="a request header; may be given several times",
     )
+    add("--pool", metavar="NAME", help="of a running picker that serves several")
+    add(
+        "--token-file",
+        metavar="FILE",
+        help="what lets us read a running picker's state: a Kubernetes token",
+    )
     add("--config", metavar="FILE", help="choose by this configuration, not by the picker's own")
     add("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
@@ -85,10 +98,16 @@ def run(args: argparse.Namespace) -> int:
     headers = _headers(args.header, args.path)
     body = sys.stdin.buffer.read() if args.body == "-" else _read(args.body, "BODY")
     if args.live:
-        source, data = args.live, _fetch(args.live)
+        token = _read_text(args.token_file, "--token-file").strip() if args.token_file else ""
+        source, data = args.live, _fetch(args.live, pool=args.pool, token=token)
     else:
         source, data = args.state, _read(args.state, "--state")
-    case = _decide(source, _decode(source, data), headers, body, args)
+    state = _decode(source, data)
+    if args.live and args.pool is None and len(state.pools) > 1:
+        raise ConfigError(
+            f"--pool is needed: {args.live} serves {', '.join(state.pools)}", path="--pool"
+        )
+    case = _decide(source, state, headers, body, args)
     if args.json:
         found = {
             **report(case.decision),
@@ -270,24 +289,38 @@ def _read_text(path: str, argument: str) -> str:
         raise ConfigError(f"{argument} {path}: not UTF-8 text", path=f"--{argument}") from error
 
 
-def _fetch(url: str) -> bytes:
+def _fetch(url: str, *, pool: str | None = None, token: str = "") -> bytes:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise ConfigError(
             f"--live {url}: write http://HOST:PORT, the picker's --metrics-port", path="--live"
         )
+    asked = f"{url.rstrip('/')}{STATE_PATH}"
+    if pool is not None:
+        asked += f"&{urlencode({'pool': pool})}"
+    request = urllib.request.Request(asked, headers=_authorization(token))  # noqa: S310
     remedy = f"{url} must be the metrics port (--metrics-port) of a running picker"
     # The picker is asked directly, whatever proxy the environment names.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(f"{url.rstrip('/')}{STATE_PATH}", timeout=FETCH_S) as answer:
+        with opener.open(request, timeout=FETCH_S) as answer:
             data: bytes = answer.read(STATE_BYTES_MAX + 1)
+    except urllib.error.HTTPError as error:
+        said = error.read(200).decode(errors="replace").strip()
+        raise EppError(
+            f"cannot read the state of {url} ({error.code}: {said}); "
+            f"{REMEDIES.get(error.code, remedy)}"
+        ) from None
     except (OSError, ValueError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         raise EppError(f"cannot read the state of {url} ({reason}); {remedy}") from None
     if len(data) > STATE_BYTES_MAX:
         raise EppError(f"the state of {url} is larger than {STATE_BYTES_MAX} bytes; {remedy}")
     return data
+
+
+def _authorization(token: str) -> Mapping[str, str]:
+    return {"Authorization": f"Bearer {token}"} if token else {}
 
 
 def _decode(source: str, data: bytes) -> State:

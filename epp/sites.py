@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from itertools import islice
 from random import Random
 
 from epp.config import Plan
@@ -30,6 +31,7 @@ from epp.scraping import Scraping
 
 Job = Callable[[], Coroutine[None, None, None]]
 
+SHOWN_MAX = 20
 POOL_GONE = RequestDropped(DropReason.NO_ENDPOINTS, "its pool was deleted")
 
 log = logging.getLogger(__name__)
@@ -155,11 +157,15 @@ class ClusterSites:
         """See `ClusterListener`."""
         if (site := self._sites.get(key)) is not None:
             site.serving.objectives = dict(priorities)
+            log.info(
+                "Pool %s: objectives %s", key, _shown(f"{n}={p}" for n, p in priorities.items())
+            )
 
     def rewrites(self, key: PoolKey, rules: tuple[RewriteRule, ...]) -> None:
         """See `ClusterListener`."""
         if (site := self._sites.get(key)) is not None:
-            site.serving.rewrites = Rewrites(rules)
+            rewrites = site.serving.rewrites = Rewrites(rules)
+            log.info("Pool %s: model rewrites %s", key, _shown(dict.fromkeys(rewrites.names)))
 
     def synced(self) -> None:
         """See `ClusterListener`."""
@@ -175,6 +181,11 @@ class ClusterSites:
                 site.serving.hold.close(POOL_GONE, time.monotonic())
             self._ended(site)
             self._changed()
+
+
+def _shown(names: Iterable[str]) -> str:
+    some = list(islice(names, SHOWN_MAX + 1))
+    return ", ".join(some[:SHOWN_MAX]) + (", …" if len(some) > SHOWN_MAX else "") or "none"
 
 
 def _forecast_of(plan: Plan) -> Forecast:

@@ -61,6 +61,11 @@ class Rewrites:
             if not rule.models and self._generic is None:
                 self._generic = split
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the objects the rules are from, a name per rule, the first that fits wins."""
+        return tuple(rule.name for rule in self.rules)
+
     def __bool__(self) -> bool:
         return bool(self.rules)
 

@@ -257,6 +257,14 @@ class State(msgspec.Struct, frozen=True):
     """How many more than those below there are."""
     endpoints: tuple[EndpointState, ...]
     """Those alive, by address."""
+    pool: str = ""
+    """Whose state this is: `namespace/pool`, or `static` where there is no such object."""
+    pools: tuple[str, ...] = ()
+    """All that are served; ask for another with `?pool=`."""
+    objectives: Mapping[str, int] = {}
+    """The pool's InferenceObjectives: name -> priority."""
+    rewrites: tuple[str, ...] = ()
+    """Names of its InferenceModelRewrites, one for each rule, the first that fits wins."""
     prefix_blocks: Mapping[str, HeldBlocks] | UnsetType = UNSET
     """What each endpoint is thought to hold of prompts, by address; absent unless asked for."""
 

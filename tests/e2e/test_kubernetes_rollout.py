@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import signal
 import socket
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -295,6 +296,17 @@ async def test_objectives_and_rewrites_reach_requests_and_outlive_their_pool(
         assert epp.stop() == 0
 
 
+async def explained(*arguments: str) -> str:
+    """What `epp explain` says, well or ill."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "epp", "explain", *arguments),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await process.communicate()
+    return said.decode()
+
+
 async def test_N10_one_picker_serves_several_pools_and_mixes_none(cluster: Cluster) -> None:
     """Two Envoys say which pool they ask for, a third one does not; requests may say it, too."""
     cluster.api.store.put(pool("other", {"app": "other"}, (cluster.port,), namespace=NAMESPACE))
@@ -321,6 +333,17 @@ async def test_N10_one_picker_serves_several_pools_and_mixes_none(cluster: Clust
         assert await ask(envoys[0], named) == (200, mine), "the gateway's word wins"
         assert (await ask(envoys[2]))[0] == 503
         assert (await ask(envoys[2], ("x-llm-d-inference-pool", "none")))[0] == 503
+        (cluster.folder / "body.json").write_bytes(completion(300, salt="x"))
+        live = ["--live", f"http://127.0.0.1:{epp.ports['metrics']}", "--path", "/v1/completions"]
+        unsaid = await explained(*live, str(cluster.folder / "body.json"))
+        assert "--pool is needed" in unsaid
+        assert f"{NAMESPACE}/other, {NAMESPACE}/{POOL}" in unsaid
+        said = await explained(*live, "--pool", "other", str(cluster.folder / "body.json"))
+        assert cluster.address_of(others) in said
+        assert cluster.address_of(mine) not in said
+        assert "served are" in await explained(
+            *live, "--pool", "x", str(cluster.folder / "body.json")
+        )
         cluster.api.store.delete("inferencepools", NAMESPACE, "other")
         gone = 'name="other"'
         await until(lambda: gone not in epp.metrics(), what="the other pool forgotten")

@@ -12,6 +12,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from epp.core.errors import EppError
 from epp.edge.admin import AdminServer, Authorize
 from epp.edge.admin_tls import AdminTls
 from epp.edge.metrics import Metrics
@@ -24,6 +25,7 @@ from epp.edge.tls import (
     SelfSigned,
     self_signed,
 )
+from epp.explain_command import _fetch
 from tests.integration.test_admin import empty_state
 
 SERVER, RENEWED, CLIENT, STRANGER = (self_signed() for _ in range(4))
@@ -237,6 +239,15 @@ async def test_tls_and_a_judge_act_together() -> None:
         assert (await ask(f"{url}/metrics", trusts=source.pair)).status == 401
         good = await ask(f"{url}/metrics", trusts=source.pair, token="Bearer good")
         assert good.status == 200
+
+
+async def test_explain_reads_the_state_with_a_token_and_says_what_is_missing_without() -> None:
+    async with serving(auth=Judge()) as url:
+        with pytest.raises(EppError, match=r"401.*--token-file"):
+            await asyncio.to_thread(_fetch, url)
+        with pytest.raises(EppError, match=r"403.*non-resource URL"):
+            await asyncio.to_thread(_fetch, url, token="other")
+        assert b'"pool"' in await asyncio.to_thread(_fetch, url, token="good")
 
 
 async def test_D06_what_a_stranger_sends_malformed_is_not_logged(

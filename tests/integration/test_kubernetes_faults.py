@@ -92,6 +92,19 @@ async def test_a_version_that_is_always_too_old_does_not_make_it_run_hot() -> No
     assert times_s[6] - times_s[0] > 0.6, "each wait is twice the one before"
 
 
+async def test_a_failure_is_logged_when_it_begins_and_when_its_cause_changes(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    busy, refused = reply(status(503), 503), reply(status(401), 401)
+    api = ScriptedApi(lists=[busy, busy, busy, refused, refused, busy, listed(A)])
+    heard = Heard()
+    with caplog.at_level(logging.INFO):
+        async with served(api), reflecting(api.url, on_change=heard):
+            await until(lambda: heard.names)
+    said = [r.getMessage() for r in caplog.records if " failed, " in r.getMessage()]
+    assert [text.split(": ")[2].split(" ")[0] for text in said] == ["503", "401", "503"]
+
+
 async def test_a_page_that_is_too_old_leads_to_a_list_in_one_page() -> None:
     heard = Heard()
     steps = [listed(A, version="5", more="token"), reply(status(410, "Expired"), 410)]

@@ -180,7 +180,7 @@ def from_kubeconfig(
         environ: what a program that makes tokens inherits; `None`: our own environment.
     Raises: ConfigError naming the file, the key and the remedy.
     """
-    file = _parsed(_read(path, "name a kubeconfig file"), path)
+    file = _parsed(_read(path, "name a kubeconfig with --kubeconfig or KUBECONFIG"), path)
     chosen = context or file.current_context
     if not chosen:
         raise ConfigError("no current-context: name one", path=str(path))

@@ -117,8 +117,8 @@ def pods_by_selector(
         raise _error("--endpoint-selector", str(exception)) from exception
     if not selector.strip():
         raise _error("--endpoint-selector", "it is empty and would select every pod: write one")
-    key = PoolKey(namespace, pool_name_of(pod_name))
-    return PodsBySelector(key, PoolShape(wanted, ranks(target_ports(ports)), app_protocol))
+    shape = PoolShape(wanted, ranks(target_ports(ports)), app_protocol)
+    return PodsBySelector(PoolKey(namespace, pool_name_of(pod_name)), shape)
 
 
 def target_ports(text: str, *, flag: str = "--endpoint-target-ports") -> tuple[int, ...]:
@@ -148,7 +148,8 @@ def pool_name_of(pod_name: str, *, flag: str = "--endpoint-selector") -> str:
         raise _error(
             flag,
             f"the pool is named after the EPP's Deployment, and POD_NAME '{pod_name}' is not "
-            "NAME-HASH-SUFFIX: set it from metadata.name",
+            "NAME-HASH-SUFFIX: set that environment variable from metadata.name, outside of a pod "
+            "to anything of this form",
         )
     return found[1]
 

@@ -118,6 +118,7 @@ class LeaderElector:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[object] | None = None
         self._stopped = False
+        self._seen_holder = ""
         self._failure = ""
         """Of the last attempt; empty: it succeeded."""
         self._logged_s = float("-inf")
@@ -206,6 +207,7 @@ class LeaderElector:
     async def _renew(self) -> None:
         lease = await self._read()
         step = self._candidate.look(lease, self._clock())
+        self._say_who_leads()
         self._settle()
         if step is Step.WAIT:
             return
@@ -277,6 +279,14 @@ class LeaderElector:
         if self.holder not in (None, "", self.identity):
             return f"it is held by {self.holder!r}"
         return self._failure or "it was not renewed in time"
+
+    def _say_who_leads(self) -> None:
+        """One line when another one leads, and when yet another one does."""
+        holder = self.holder or ""
+        if holder != self._seen_holder:
+            self._seen_holder = holder
+            if holder and holder != self.identity:
+                _log.info("standing by: the lease %s is held by %s", self._claim.name, holder)
 
     def _failed(self, failure: str) -> None:
         self._failure = failure

@@ -153,7 +153,7 @@ class PoolTable:
         pool, told = self._pools.get(key), self._told.get(key)
         if pool is None:
             if told is not None:
-                log.info("Pool %s is gone", key)
+                log.warning("Pool %s is gone: its requests are answered 503", key)
                 self._listener.pool(key, None, "", "")
                 del self._told[key]
             return

@@ -87,6 +87,8 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     gone_s: float = 30.0
     """So long nobody must serve a kind that was there before it is believed to be gone: an API
     server that starts does not know everything at once."""
+    remind_s: float = 300.0
+    """Between two lines in the log about a failure that goes on."""
     forbidden_log_s: float = 600.0
     """Between two lines in the log about what we may not do."""
 
@@ -178,6 +180,9 @@ class Reflector(Generic[T]):
         self._failing = False
         self._complain_at_s: float | None = None
         """When what is forbidden may be logged again."""
+        self._cause = (0, "")
+        self._remind_at_s = 0.0
+        """Of the failure that was logged last, and when it is logged again."""
         self._strange = False
         """An event of a type unknown to us has come."""
 
@@ -420,11 +425,16 @@ class Reflector(Generic[T]):
         if error.status == 403:
             self._complain_of_rights(error)
             return
-        level = logging.DEBUG if self._failing else logging.WARNING
+        # Each failure would be a flood; what is new about it, or that it lasts, is news.
+        cause, now_s = (error.status, error.reason), self._clock()
+        known = self._failing and cause == self._cause and now_s < self._remind_at_s
+        level = logging.DEBUG if known else logging.WARNING
         if error.status == 410:
             level = logging.DEBUG  # routine: we were away for longer than history is kept
         else:
             self._failing = True
+            if not known:
+                self._cause, self._remind_at_s = cause, now_s + self._pace.remind_s
         log.log(
             level,
             "%s in %s: %s failed, keeping %d objects: %s",

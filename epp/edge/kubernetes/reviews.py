@@ -56,6 +56,9 @@ ALLOWED = Verdict(200, "ok")
 NO_TOKEN = Verdict(401, "send a Kubernetes token: Authorization: Bearer TOKEN")
 BAD_TOKEN = Verdict(401, "the token is not valid")
 UNKNOWN = Verdict(503, "the token cannot be checked: the API server does not answer; try again")
+NO_RIGHTS = Verdict(
+    503, "the token cannot be checked: the picker may not ask the API server about it, see its log"
+)
 BUSY = Verdict(503, "too many tokens are being checked; try again")
 
 
@@ -168,7 +171,8 @@ class Reviewer:
         except TimeoutError:
             return self._unknown("no answer in time")
         except ApiError as error:
-            return self._unknown(_explained(error))
+            unknown = self._unknown(_explained(error))
+            return NO_RIGHTS if error.status in {401, 403} else unknown
         except (msgspec.DecodeError, RecursionError) as error:
             return self._unknown(f"the answer cannot be read: {error}")
         else:
