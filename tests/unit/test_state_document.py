@@ -30,7 +30,7 @@ def objects_in(value: object, path: str = "") -> Iterator[tuple[str, dict[str, o
         if path == "prefix_blocks":
             for each in value.values():
                 yield from objects_in(each, f"{path}.*")
-        elif not path.endswith((".labels", ".attributes", ".shared", ".parameters")):
+        elif not path.endswith((".labels", ".attributes", ".shared", ".parameters", "objectives")):
             yield path, value
             for name, each in value.items():
                 yield from objects_in(each, f"{path}.{name}".lstrip("."))
