@@ -1,12 +1,13 @@
 """What following a cluster costs: a list of 1000 pods, then changes at a rate and all at once.
 
 `make bench-kubernetes`, or `python -m bench.kubernetes`. The API server is the tests' fake, in a
-process of its own, so that only the client's CPU counts. A pod is as a real one of a model server
-is: 6.3 kB, most of it `managedFields` and containers. The client runs on uvloop, as `epp serve`
-does; its listener only counts.
+process of its own, so that only our CPU counts. A pod is as a real one of a model server is: 6.3
+kB, most of it `managedFields` and containers. What follows is all of ours, from the client to the
+pool that decisions read, on uvloop, as `epp serve` does; only nothing is scraped. Each change is
+one of a label, so that it reaches the pool.
 
-list       from nothing to told, CPU time; and in another run the longest stretch without a turn for
-           others, in CPU time, so that a busy machine does not count
+list       from nothing to a pool of all of them, CPU time; and in another run the longest stretch
+           without a turn for others, in CPU time, so that a busy machine does not count
 steady     50 changes a second, in cores
 burst      as many changes as the API server can send, CPU time of each
 """
@@ -31,13 +32,21 @@ from typing import Any
 import msgspec
 import uvloop
 
+from bench.loop_watch import watched_loop
 from bench.measure import Spread, machine, parse_within, table, verdict
+from epp.config import resolve
+from epp.core.serving import Pools
 from epp.edge.kubernetes.access import Access
+from epp.edge.kubernetes.choice import pools_by_name
 from epp.edge.kubernetes.client import ApiClient
-from epp.edge.kubernetes.objects import PODS, Pod
-from epp.edge.kubernetes.reflector import Changes, Reflector
+from epp.edge.kubernetes.objects import PODS
+from epp.edge.kubernetes.pools import KubernetesPools
+from epp.edge.telemetry import Telemetry
+from epp.flags import parse_flags
+from epp.scraping import read_scraping
+from epp.sites import ClusterSites, Site
 
-NAMESPACE = "bench"
+NAMESPACE, POOL = "bench", "vllm"
 POD_BYTES = 6_300
 LIST_BUDGET_MS = 80.0
 BLOCK_BUDGET_MS = 20.0
@@ -52,9 +61,9 @@ class Report(msgspec.Struct):
     machine: dict[str, object]
     pods: int
     list_ms: Spread
-    """CPU time until all pods were told."""
+    """CPU time until all pods were endpoints."""
     list_block_ms: Spread
-    """CPU time of the longest stretch without a turn for others, from start to told."""
+    """CPU time of the longest stretch without a turn for others, from start to then."""
     steady_cores: Spread
     steady_block_ms: Spread
     steady_per_s: float
@@ -89,9 +98,10 @@ async def serve(pods: int) -> None:
     logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # clients leave in mid-sentence
     # The fake belongs to the tests: looked at by name, so that nothing here is built on them.
     fake_api = importlib.import_module("tests.kubernetes.fake_api")
-    make_pod = importlib.import_module("tests.kubernetes.objects").pod
+    objects = importlib.import_module("tests.kubernetes.objects")
     async with fake_api.FakeApi() as api:
-        made = [realistic(make_pod, number) for number in range(pods)]
+        api.store.put(objects.pool(POOL, {"app": "vllm"}, namespace=NAMESPACE))
+        made = [realistic(objects.pod, number) for number in range(pods)]
         for each in made:
             api.store.put(each)
         print(api.url, flush=True)
@@ -102,7 +112,7 @@ async def serve(pods: int) -> None:
             for at in range(count):
                 changes += 1
                 each = made[changes % pods]
-                each["metadata"]["annotations"] = {"changes": str(changes)}
+                each["metadata"]["labels"] |= {"changes": str(changes)}
                 api.store.put(each)
                 late_s = time.monotonic() - begin_s - (at / per_s if per_s else 0.0)
                 if per_s or at % 50 == 0:
@@ -143,68 +153,71 @@ def realistic(make_pod: Callable[..., dict[str, Any]], number: int) -> dict[str,
 
 
 class Following:
-    """A reflector that runs, and how much it has told."""
+    """All that `epp serve --pool-name` does with a pool's pods but to scrape them."""
 
-    def __init__(self) -> None:
-        self.told = 0
-        self._wanted = 0
+    def __init__(self, client: ApiClient) -> None:
+        options = parse_flags({"pool-name": POOL})
+        plan = resolve(None)
+        served = Pools()
+        telemetry = Telemetry(pools=served, clock=time.monotonic, label_values_max=100)
+        scraping = read_scraping(options, plan)
+
+        def make(name: str) -> Site:
+            return Site(name, plan=plan, scraping=scraping, telemetry=telemetry, rng=Random(1))
+
+        def ignore(_site: Site) -> None:
+            """Its jobs are not run."""
+
+        sites = ClusterSites(served, make=make, started=ignore, ended=ignore, changed=self._changed)
+        choice = pools_by_name(POOL, namespace=NAMESPACE)
+        self.pools = KubernetesPools(client, sites, choice=choice, rng=Random(1))
+        self._served = served
+        self._wanted: Callable[[], bool] = lambda: True
         self._reached = asyncio.Event()
 
-    def heard(self, changes: Changes[Pod]) -> None:
-        """Counts."""
-        self.told += len(changes.upserted)
-        if self.told >= self._wanted:
+    def _changed(self) -> None:
+        if self._wanted():
             self._reached.set()
 
-    async def until(self, told: int) -> None:
-        """Until so many were told."""
-        self._wanted = told
+    @property
+    def endpoints(self) -> int:
+        """Of the pool, as the decision sees it."""
+        return sum(len(serving.decider.pool.endpoints) for serving in self._served.all)
+
+    @property
+    def changes(self) -> int:
+        """Of pods, as events."""
+        return int(self.pools.reflectors[str(PODS)].counts.events["MODIFIED"])
+
+    async def until(self, wanted: Callable[[], bool]) -> None:
+        """Until that is so."""
+        self._wanted = wanted
         self._reached.clear()
-        if self.told < told:
+        if not wanted():
             async with asyncio.timeout(WAIT_S):
                 await self._reached.wait()
+
+    async def listed(self, pods: int) -> None:
+        """Until every pod is an endpoint."""
+        await self.until(lambda: self.endpoints == pods)
+
+    async def more(self, changes: int) -> None:
+        """Until so many more events were taken."""
+        before = self.changes
+        await self.until(lambda: self.changes >= before + changes)
 
 
 @asynccontextmanager
 async def following(url: str) -> AsyncIterator[Following]:
     """Follows while the body runs."""
-    each = Following()
     async with ApiClient(Access(server=url, namespace=NAMESPACE), user_agent="bench") as client:
-        reflector = Reflector(
-            client, PODS, namespace=NAMESPACE, on_change=each.heard, rng=Random(1)
-        )
-        running = asyncio.create_task(reflector.run())
+        each = Following(client)
+        running = asyncio.create_task(each.pools.run())
         try:
             yield each
         finally:
             running.cancel()
             await asyncio.wait([running])
-
-
-class Turns:
-    """Takes every turn it can get; `longest_s` is the CPU time of the longest wait for one."""
-
-    def __init__(self) -> None:
-        self.longest_s = 0.0
-
-    async def run(self) -> None:
-        """Until cancelled."""
-        while True:
-            before_s = time.process_time()
-            await asyncio.sleep(0)
-            self.longest_s = max(self.longest_s, time.process_time() - before_s)
-
-
-@asynccontextmanager
-async def turns() -> AsyncIterator[Turns]:
-    """Watches the loop while the body runs. Costs all the CPU there is."""
-    watch = Turns()
-    running = asyncio.create_task(watch.run())
-    try:
-        yield watch
-    finally:
-        running.cancel()
-        await asyncio.wait([running])
 
 
 class Bench:
@@ -223,19 +236,19 @@ class Bench:
         """CPU time of a list."""
         begin_s = time.process_time()
         async with following(self._url) as each:
-            await each.until(self._pods)
+            await each.listed(self._pods)
             return time.process_time() - begin_s
 
     async def list_block_s(self) -> float:
         """The longest stretch of one."""
-        async with turns() as watch, following(self._url) as each:
-            await each.until(self._pods)
+        async with watched_loop() as watch, following(self._url) as each:
+            await each.listed(self._pods)
             return watch.longest_s
 
     async def steady_cores(self, per_s: int, seconds: int) -> float:
         """CPU time per second while changes come."""
         async with following(self._url) as each:
-            await each.until(self._pods)
+            await each.listed(self._pods)
             begin_s, at_s = time.process_time(), time.monotonic()
             await self._change(each, per_s * seconds, per_s)
             return (time.process_time() - begin_s) / (time.monotonic() - at_s)
@@ -243,25 +256,26 @@ class Bench:
     async def steady_block_s(self, per_s: int) -> float:
         """The longest stretch in two seconds of it."""
         async with following(self._url) as each:
-            await each.until(self._pods)
-            async with turns() as watch:
+            await each.listed(self._pods)
+            async with watched_loop() as watch:
                 await self._change(each, per_s * 2, per_s)
                 return watch.longest_s
 
     async def burst_s(self) -> float:
         """CPU time per change when they come at once."""
         async with following(self._url) as each:
-            await each.until(self._pods)
+            await each.listed(self._pods)
             begin_s = time.process_time()
             await self._change(each, BURST, 0)
             return (time.process_time() - begin_s) / BURST
 
     async def _change(self, each: Following, count: int, per_s: int) -> None:
-        """Make changes, to one pod after the other, and wait until all were told: so few are read
-        at once that none is of a pod that is in there already."""
+        """Make changes, to one pod after the other, and wait until all were taken."""
+        taken = asyncio.create_task(each.more(count))
+        await asyncio.sleep(0)  # it has counted what there was
         self._input.write(f"{count} {per_s}\n")
         self._input.flush()
-        await each.until(each.told + count)
+        await taken
 
 
 async def measure(bench: Bench, pods: int, rounds: int, per_s: int, seconds: int) -> Report:

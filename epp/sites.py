@@ -84,8 +84,8 @@ class Site:
         now_s = time.monotonic()
         # What was predicted to end by now is not in flight, whether or not another request came.
         self.decider.inflight.advance(now_s)
-        self.decider.pool.apply(event, now_s)
-        if isinstance(event, Members) and self._scraper is not None:
+        change = self.decider.pool.apply(event, now_s)
+        if self._scraper is not None and (change.joined or change.left):
             self._scraper.members_changed()
         self.serving.wake(time.monotonic())
 

@@ -117,6 +117,8 @@ class Pool:
         self._stale_after_s = stale_after_s
         self._by_address: dict[str, Endpoint] = {}
         self._endpoints: tuple[Endpoint, ...] = ()
+        self._specs: dict[int, EndpointSpec] = {}
+        """The membership as it was told last, by the identity of each spec."""
         self._free_slots: list[int] = []
         self._listeners: list[PoolListener] = []
         self._snapshot = Snapshot((), 0)
@@ -168,8 +170,17 @@ class Pool:
 
     def _replace(self, specs: Iterable[EndpointSpec]) -> Change:
         first, self.synced = not self.synced, True
-        wanted = {spec.address: spec for spec in specs}
-        left = [e for a, e in self._by_address.items() if not _same(e, wanted.get(a))]
+        # Of a thousand endpoints one changes at a time; who tells of it keeps the others' specs.
+        before, now = self._specs, {id(spec): spec for spec in specs}
+        self._specs = now
+        gone = [spec.address for key, spec in before.items() if key not in now]
+        wanted = {spec.address: spec for key, spec in now.items() if key not in before}
+        left = [
+            endpoint
+            for address in dict.fromkeys(gone)
+            if (endpoint := self._by_address.get(address)) is not None
+            and not _same(endpoint, wanted.get(address))
+        ]
         for endpoint in left:
             del self._by_address[endpoint.address]
             for listener in self._listeners:
@@ -185,7 +196,7 @@ class Pool:
             elif known.spec != spec:
                 known.take_over(spec)
                 self._dirty = True
-        if not left and not joined and not self._dirty:
+        if not left and not joined:
             return NO_CHANGE
         self._dirty = True
         self._endpoints = tuple(self._by_address[a] for a in sorted(self._by_address))

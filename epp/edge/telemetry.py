@@ -103,8 +103,7 @@ class Telemetry:
         streams_open: Callable[[], int] | None = None,
         more: Callable[[], Mapping[str, list[Reading]]] = dict,
     ) -> None:
-        self._pools, self._clock = pools, clock
-        self._label_values_max = label_values_max
+        self._pools, self._clock, self._label_values_max = pools, clock, label_values_max
         self._bodies = bodies or Bodies()
         self._streams_open, self._more = streams_open, more
         self._attempts_max = ATTEMPTS_PER_LABEL_VALUE * label_values_max
@@ -133,6 +132,8 @@ class Telemetry:
         self._attempts = metrics.counter(f"{PREFIX}scheduler_attempts_total")
         self._attempts_to: dict[Endpoint, dict[str, _Attempts]] = {}
         """Endpoint -> model -> its series."""
+        self._attempt_owners: dict[tuple[str, ...], int] = {}
+        """Endpoints that count in a series: a pod of several pools is one in each."""
         self._decision_s = metrics.histogram(f"{PREFIX}scheduler_e2e_duration_seconds").series()
         self._hit_ratio = metrics.histogram(f"{PREFIX}prefix_indexer_hit_ratio").series(*INDEXER)
         self._hit_bytes = metrics.histogram(f"{PREFIX}prefix_indexer_hit_bytes").series(*INDEXER)
@@ -200,6 +201,7 @@ class Telemetry:
             port = str(endpoint.spec.port)
             values = ("success", model, endpoint.name, endpoint.namespace, port)
             found = by_model[model] = _Attempts(values, self._attempts.series(*values))
+            self._attempt_owners[values] = self._attempt_owners.get(values, 0) + 1
         return found
 
     def finished(self, exchange: Exchange) -> None:
@@ -328,10 +330,10 @@ class Telemetry:
 
     def left(self, endpoint: Endpoint) -> None:
         log.info("endpoint left", extra={"fields": {"endpoint": endpoint.address}})
-        gone = self._attempts_to.pop(endpoint, {})
-        # A pod may be in several pools: they count in one series.
-        if not any(_same_labels(other, endpoint) for other in self._attempts_to):
-            for attempts in gone.values():
+        for attempts in self._attempts_to.pop(endpoint, {}).values():
+            self._attempt_owners[attempts.labels] -= 1
+            if not self._attempt_owners[attempts.labels]:
+                del self._attempt_owners[attempts.labels]
                 self._attempts.drop(attempts.labels)
 
     def restarted(self, endpoint: Endpoint) -> None:
@@ -387,11 +389,6 @@ def _count_usage(
     first_s, last_s = exchange.first_byte_s, exchange.last_byte_s
     if exchange.response_streaming and tokens > 1 and first_s is not None and last_s is not None:
         series.tpot_s.observe((last_s - first_s) / (tokens - 1))
-
-
-def _same_labels(one: Endpoint, other: Endpoint) -> bool:
-    of_one = (one.name, one.namespace, one.spec.port)
-    return of_one == (other.name, other.namespace, other.spec.port)
 
 
 def _request_fields(exchange: Exchange) -> dict[str, object]:

@@ -16,8 +16,8 @@ import signal
 import socket
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -191,11 +191,10 @@ def envoy_for(cluster: Cluster, *epps: Epp, **differing: Any) -> Envoy:
     return Envoy(cluster.folder, options, name=f"envoy-{options.pool}")
 
 
-@pytest.mark.timeout(300)
-async def test_engines_and_pickers_roll_over_under_load_and_no_request_fails(
-    cluster: Cluster,
-) -> None:
-    names = [await asyncio.to_thread(cluster.run_pod) for _ in range(3)]
+@asynccontextmanager
+async def under_load(cluster: Cluster) -> AsyncIterator[tuple[list[Replica], Load]]:
+    """Two EPPs that elect a leader, an Envoy in front of them, and clients that keep asking while
+    the body runs: none of them may see a failure."""
     epps = [replica(cluster, n, "--ha-enable-leader-election") for n in (1, 2)]
     with ExitStack() as cleanup:
         for epp in epps:
@@ -208,8 +207,7 @@ async def test_engines_and_pickers_roll_over_under_load_and_no_request_fails(
         load.start()
         try:
             await load.more()
-            await roll_engines(cluster, epps, load, names)
-            await roll_pickers(epps, load)
+            yield epps, load
         finally:
             await load.stop()
         retried = envoy.stat("cluster.pool.upstream_rq_retry")
@@ -217,6 +215,16 @@ async def test_engines_and_pickers_roll_over_under_load_and_no_request_fails(
         assert set(load.statuses) == {200}, f"{dict(load.statuses)}"
         for epp in epps:
             assert await asyncio.to_thread(epp.stop) == 0
+
+
+@pytest.mark.timeout(300)
+async def test_engines_and_pickers_roll_over_under_load_and_no_request_fails(
+    cluster: Cluster,
+) -> None:
+    names = [await asyncio.to_thread(cluster.run_pod) for _ in range(3)]
+    async with under_load(cluster) as (epps, load):
+        await roll_engines(cluster, epps, load, names)
+        await roll_pickers(epps, load)
 
 
 async def known(cluster: Cluster, epps: list[Replica], name: str, *, is_known: bool) -> None:
@@ -357,29 +365,11 @@ async def test_an_api_server_that_is_gone_stops_no_routing_and_no_election_does(
     cluster: Cluster,
 ) -> None:
     cluster.run_pod()
-    epps = [replica(cluster, n, "--ha-enable-leader-election") for n in (1, 2)]
-    with ExitStack() as cleanup:
-        for epp in epps:
-            cleanup.callback(epp.kill)
-            await asyncio.to_thread(epp.start)
-        envoy = envoy_for(cluster, *epps)
-        cleanup.callback(envoy.kill)
-        await asyncio.to_thread(envoy.start)
-        load = Load(envoy.port)
-        load.start()
-        try:
-            await load.more()
-            await asyncio.to_thread(cluster.api.outage)
-            leads = [epp for epp in epps if epp.serves()]
-            await until(lambda: not leads[0].serves(), what="nobody leads", seconds=60.0)
-            await load.more(400)
-            await asyncio.to_thread(cluster.api.recover)
-            await until(
-                lambda: any(epp.serves() for epp in epps), what="a leader again", seconds=60.0
-            )
-            await load.more(400)
-        finally:
-            await load.stop()
-        assert set(load.statuses) == {200}, f"{dict(load.statuses)}"
-        for epp in epps:
-            assert await asyncio.to_thread(epp.stop) == 0
+    async with under_load(cluster) as (epps, load):
+        await asyncio.to_thread(cluster.api.outage)
+        (leader,) = [epp for epp in epps if epp.serves()]
+        await until(lambda: not leader.serves(), what="nobody leads", seconds=60.0)
+        await load.more(400)
+        await asyncio.to_thread(cluster.api.recover)
+        await until(lambda: any(epp.serves() for epp in epps), what="a leader again", seconds=60.0)
+        await load.more(400)

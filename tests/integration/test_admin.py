@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.loop_watch import watched_loop
 from epp.edge.admin import STOP_S, AdminServer, StatePage, debug_state
 from epp.edge.metrics import OUR_PREFIX, Metrics
-from tests.integration.loop_watch import watched_loop
 from tests.unit.exchanges import World
 
 

@@ -11,6 +11,7 @@ from random import Random
 import aiohttp
 import msgspec
 
+from bench.loop_watch import watched_loop
 from epp.core.decide import Decider, PrefixKeeper, PrefixParams
 from epp.core.inflight import Inflight
 from epp.core.model import EndpointSpec, Load
@@ -19,7 +20,6 @@ from epp.core.prefix import names_of
 from epp.core.state import State
 from epp.edge.admin import BLOCKS_MAX, AdminServer, block_pieces, debug_state
 from epp.edge.metrics import Metrics
-from tests.integration.loop_watch import watched_loop
 from tests.unit.test_explain import COST, decider_of, prompt, send_to
 
 READ = msgspec.json.Decoder(State).decode

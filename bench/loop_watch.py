@@ -9,12 +9,14 @@ from contextlib import asynccontextmanager
 
 
 class LoopWatch:
-    """`longest_s`: CPU seconds of the longest stretch so far."""
+    """Takes every turn it can get."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0
+        """CPU seconds of the longest wait for one so far."""
 
     async def run(self) -> None:
+        """Until cancelled."""
         while True:
             before_s = time.process_time()
             await asyncio.sleep(0)
@@ -23,10 +25,11 @@ class LoopWatch:
 
 @asynccontextmanager
 async def watched_loop() -> AsyncIterator[LoopWatch]:
-    """Watches while the body runs."""
+    """Watches while the body runs. Costs all the CPU there is."""
     watch = LoopWatch()
     running = asyncio.create_task(watch.run())
     try:
         yield watch
     finally:
         running.cancel()
+        await asyncio.wait([running])
