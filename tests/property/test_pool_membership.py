@@ -1,4 +1,4 @@
-"""Who tells of a membership may keep what did not change, or make every spec anew: it is the same."""
+"""Who tells of a membership may keep what did not change, or make every spec anew: all the same."""
 
 import msgspec
 from hypothesis import given, strategies as st
