@@ -147,3 +147,13 @@ def test_what_is_remembered_is_bounded() -> None:
         engines.serve(0, body(f"{number} " + TEXT))
     assert engines.texts.nodes <= 200
     assert engines.match(body("59 " + TEXT)).tokens.get(0, 0) > 0
+
+
+def test_usage_that_no_engine_can_mean_breaks_nothing() -> None:
+    engines = Engines()
+    tokens = engines.serve(0, body(TEXT))
+    for number, nonsense in enumerate((-(2**40), -1, 0, 2**40)):
+        session = f"{number:016x}{number:x}"
+        engines.texts.dispatched(session, 0, engines.path(body(TEXT)))
+        engines.texts.ended(session, nonsense, now_s=100.0 + number)
+    assert 0 <= engines.match(body(TEXT)).tokens.get(0, 0) <= tokens

@@ -256,7 +256,8 @@ class TextIndex:
 
     def _trim(self) -> None:
         while self.nodes > self._nodes_max:
-            max(self._trees.values(), key=_weight).evict()
+            if not max(self._trees.values(), key=_weight).evict():
+                break
 
     @property
     def nodes(self) -> int:

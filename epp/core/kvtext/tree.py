@@ -272,21 +272,21 @@ class TextTree:
         """A prompt ended with this chunk and had so many tokens."""
         segment = self.at(key)
         if segment != NONE and self.end(segment) == chunks:
-            self._tokens[segment] = min(tokens, _INT_MAX)
+            self._tokens[segment] = max(0, min(tokens, _INT_MAX))
 
     def saw_parting(self, segment: int, tokens: int) -> None:
         """Two prompts that parted at the segment's end had so many tokens in common."""
         low = segment * PARTINGS_MAX
         high = low + PARTINGS_MAX
         self._partings[low:high] = self._partings[low + 1 : high] + array(
-            "i", (min(tokens, _INT_MAX),)
+            "i", (max(0, min(tokens, _INT_MAX)),)
         )
 
-    def evict(self) -> None:
-        """Forget the leaf that was not used for the longest time."""
+    def evict(self) -> bool:
+        """Forget the leaf that was not used for the longest time; whether there was one."""
         segment = self._oldest
         if segment == NONE:
-            return
+            return False
         self._unlink(segment)
         for key in array("Q", self._keys[segment]):
             shard = self._nodes[key >> _SHARD_SHIFT]
@@ -295,6 +295,7 @@ class TextTree:
         self.weight -= self._weight(segment)
         self._keys[segment] = self._runs[segment] = b""
         self._free.append(segment)
+        return True
 
     # ---- segments
 
