@@ -175,7 +175,13 @@ class App:
 
     def _make_cluster(self, environ: Mapping[str, str]) -> Cluster | None:
         """`None` when endpoints come from elsewhere."""
-        if self._plan.discovery is not None or not wants_cluster(self._options):
+        if not wants_cluster(self._options):
+            return None
+        if self._plan.discovery is not None:  # as in the reference, which needs both
+            log.warning(
+                "--pool-name and --endpoint-selector have no effect: dataLayer.discovery of the "
+                "configuration says where the endpoints are"
+            )
             return None
         sites = ClusterSites(
             self.pools,

@@ -95,6 +95,18 @@ def test_ends_nobody_sees_are_known_by_the_next_scrape_and_on_the_page_without_a
     assert debug_state(decider, time.monotonic).state.inflight_requests == 0
 
 
+def test_endpoints_from_a_file_win_over_a_pool_and_say_so(tmp_path, caplog) -> None:
+    path = tmp_path / "endpoints.yaml"
+    path.write_text("endpoints: []")
+    text = (
+        f"plugins: [{{type: file-discovery, parameters: {{path: {path}}}}}]\n"
+        "dataLayer: {discovery: {pluginRef: file-discovery}}\n"
+    )
+    app = App(parse_flags({"pool-name": "p"}), plan(text))
+    assert [serving.name for serving in app.pools.all] == ["static"]
+    assert "--pool-name and --endpoint-selector have no effect" in caplog.text
+
+
 def test_the_app_is_built_from_flags_and_no_file() -> None:
     app = App(parse_flags({"endpoints": "10.0.0.1:8000,[fd00::1]:8000"}), resolve(None))
     assert app.pools.all[0].decider.profile.name == "default"
